@@ -1,0 +1,206 @@
+"""Cross-entropy over a vocabulary that is cut over the group; full logits are never gathered.
+
+``linear_cross_entropy`` fuses the output projection with the loss and walks over the tokens in
+chunks: a chunk's logits live only until its gradients are known, so memory does not grow with
+tokens x vocabulary, and nothing is computed twice.
+
+For one token with logits z, label t, smoothing e over V words and z-loss weight q:
+
+    loss = (1 - e) (lse - z_t) + e (lse - mean z) + q lse^2        lse = log sum exp z
+    d loss / d z = p (1 + 2 q lse) - (1 - e) [t] - e / V           p = softmax z
+
+(label smoothing: Szegedy et al. 2016; z-loss: PaLM, Chowdhery et al. 2022.)
+
+Legend: ``T`` tokens, ``H`` hidden, ``V`` words, ``V_T`` this rank's words (padding included).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ds_engine.parallel.tensor_parallel import TensorParallel
+
+IGNORE_INDEX = -100
+CHUNK_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """What the loss of one token is.
+
+    Attributes:
+        vocab_size: number of real words; padded ones never get probability.
+        label_smoothing: share of the target spread evenly over all words, in [0, 1).
+        z_loss: weight of the squared log-partition.
+    """
+
+    vocab_size: int
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+
+def _reduce(x: Tensor, tp: TensorParallel, op: Any = dist.ReduceOp.SUM) -> Tensor:
+    if tp.active:
+        dist.all_reduce(x, op=op, group=tp.group)
+    return x
+
+
+def _loss_and_gradient(
+    logits: Tensor, labels: Tensor, options: LossOptions, tp: TensorParallel, *, gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Per-token losses (T,) and, when asked, d loss / d logits written over ``logits`` (T, V_T).
+
+    Args:
+        logits: (T, V_T) float32; overwritten.
+        labels: (T,) words in [0, vocab_size), or IGNORE_INDEX (loss and gradient 0).
+    """
+    first = tp.rank * logits.shape[1]
+    real = min(max(options.vocab_size - first, 0), logits.shape[1])
+    logits[:, real:] = -torch.inf
+    peak = _reduce(logits.amax(1), tp, dist.ReduceOp.MAX)
+    valid = labels != IGNORE_INDEX
+    local = labels - first
+    mine = valid & (local >= 0) & (local < real)
+    index = torch.where(mine, local, 0)[:, None]
+    logits -= peak[:, None]
+    target = logits.gather(1, index).squeeze(1).where(mine, 0.0)
+    smoothing = options.label_smoothing
+    sums = [target, logits[:, :real].sum(1)] if smoothing else [target]
+    total = logits.exp_().sum(1)
+    # One reduction for all sums keeps the latency of a chunk at two small messages.
+    packed = _reduce(torch.stack([total, *sums]), tp)
+    total, target = packed[0], packed[1]
+    log_total = total.log()
+    loss = log_total - target
+    if smoothing:
+        loss += smoothing * (target - packed[2] / options.vocab_size)
+    lse = log_total + peak
+    if options.z_loss:
+        loss = loss + options.z_loss * lse.square()
+    loss = loss.where(valid, 0.0)
+    if gradient:
+        scale = valid / total
+        if options.z_loss:
+            scale = scale * (1 + 2 * options.z_loss * lse)
+        logits *= scale[:, None]
+        hit = mine.to(logits.dtype) * (1 - smoothing)
+        logits.scatter_add_(1, index, -hit[:, None])
+        if smoothing:
+            logits[:, :real] -= (valid * (smoothing / options.vocab_size))[:, None]
+    return loss, logits
+
+
+class _VocabParallelCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, options: LossOptions, tp: TensorParallel
+    ) -> Tensor:
+        flat = logits.reshape(-1, logits.shape[-1]).to(torch.float32, copy=True)
+        loss, grad = _loss_and_gradient(
+            flat, labels.reshape(-1), options, tp, gradient=ctx.needs_input_grad[0]
+        )
+        ctx.save_for_backward(grad.to(logits.dtype) if ctx.needs_input_grad[0] else None)
+        ctx.shape = logits.shape
+        return loss.reshape(labels.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (saved,) = ctx.saved_tensors
+        return (saved * grad.reshape(-1, 1)).reshape(ctx.shape).to(saved.dtype), None, None, None
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor, labels: Tensor, options: LossOptions, tp: TensorParallel
+) -> Tensor:
+    """Losses of the shape of ``labels`` from this rank's logits (..., V_T); float32."""
+    return _VocabParallelCrossEntropy.apply(logits, labels, options, tp)
+
+
+def _chunk_rows(columns: int) -> int:
+    return max(64, CHUNK_BYTES // (4 * columns))
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        token_weights: Tensor,
+        options: LossOptions,
+        tp: TensorParallel,
+    ) -> Tensor:
+        gradient = any(ctx.needs_input_grad[:3])
+        x = hidden.reshape(-1, hidden.shape[-1])
+        labels, token_weights = labels.reshape(-1), token_weights.reshape(-1).float()
+        grad_x = torch.empty_like(x) if gradient else None
+        # More than one chunk in low precision: sum the chunks in float32, round once at the end.
+        rows = _chunk_rows(weight.shape[0])
+        chunks = range(0, x.shape[0], rows)
+        low = weight.dtype != torch.float32 and len(chunks) > 1
+        grad_w = (
+            torch.zeros_like(weight, dtype=torch.float32 if low else None) if gradient else None
+        )
+        grad_b = (
+            torch.zeros_like(bias, dtype=torch.float32) if gradient and bias is not None else None
+        )
+        total = torch.zeros((), dtype=torch.float32, device=x.device)
+        for start in chunks:
+            part = x[start : start + rows]
+            logits = torch.mm(part, weight.t())
+            if bias is not None:
+                logits += bias
+            loss, grad = _loss_and_gradient(
+                logits.float(), labels[start : start + rows], options, tp, gradient=gradient
+            )
+            scale = token_weights[start : start + rows]
+            total += torch.dot(loss, scale)
+            if gradient:
+                grad *= scale[:, None]
+                grad_b = grad_b if grad_b is None else grad_b.add_(grad.sum(0))
+                grad = grad.to(weight.dtype)
+                torch.mm(grad, weight, out=grad_x[start : start + rows])
+                if low:
+                    grad_w += torch.mm(grad.t(), part)
+                else:
+                    grad_w.addmm_(grad.t(), part)
+        if gradient:
+            grad_b = None if grad_b is None else grad_b.to(bias.dtype)
+            ctx.save_for_backward(grad_x.view_as(hidden), grad_w.to(weight.dtype), grad_b)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grads = [None if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors]
+        return (*grads, None, None, None, None)
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    token_weights: Tensor,
+    options: LossOptions,
+    tp: TensorParallel,
+) -> Tensor:
+    """Weighted sum over tokens of the cross-entropy of ``hidden @ weight.T + bias``.
+
+    Args:
+        hidden: (..., H), whole on each rank (its gradient is this rank's part: the caller's
+            ``copy_to`` or ``gather_sequence`` sums it).
+        weight: (V_T, H) this rank's words; bias: (V_T,) or None.
+        labels: (...) int64, IGNORE_INDEX allowed.
+        token_weights: (...) float32, for example the loss mask over the number of valid tokens.
+
+    Returns:
+        A float32 scalar, equal on all ranks.
+    """
+    return _LinearCrossEntropy.apply(hidden, weight, bias, labels, token_weights, options, tp)

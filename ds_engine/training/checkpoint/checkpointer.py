@@ -1,0 +1,286 @@
+"""Saving and resuming a run in the layout that it runs in, equal to the last bit in float32.
+
+A checkpoint ``step_00000100`` holds
+
+=====================================  ==========================================================
+``manifest.json``                      size and SHA-256 of every other file
+``state.json``                         ``TrainState``, layout, precision, versions
+``config.json``                        the resolved run
+``model-ppPP-tpTT.safetensors``        weights of a stage and tensor rank (``weights``)
+``optimizer-ppPP-tpTT-dpDD…``          named pieces of masters and optimizer state (``fragments``)
+=====================================  ==========================================================
+
+No file needs pickle to be read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ds_engine.errors import CheckpointError
+from ds_engine.training.checkpoint import files, weights
+from ds_engine.training.checkpoint.fragments import (
+    finish_restore,
+    locate,
+    optimizer_state,
+    partition_sharded,
+    restore_master,
+    restore_state,
+)
+from ds_engine.training.state import TrainState
+
+PIECES = "ds_engine.pieces"
+MASTER = "master"
+SEPARATOR = "//"
+Report = Callable[[str], None]
+
+
+class Checkpointer:
+    """Reads and writes the checkpoints of one run; every rank of the world owns one.
+
+    Args:
+        root: folder of the checkpoints, on a file system that all ranks share.
+        step: the ``TrainStep`` whose weights and optimizer are saved.
+        config: the resolved run as JSON values.
+        keep_last: complete checkpoints to keep; None keeps all.
+        report: called on rank 0 with one line for people.
+        gather: ``gather(parameter)`` returns the whole weight that ZeRO-3 has cut.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        step: Any,
+        *,
+        config: dict[str, Any],
+        keep_last: int | None,
+        report: Report,
+        gather: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.root, self.step, self.config = root, step, config
+        self.keep_last, self.report, self.gather = keep_last, report, gather
+        self.context = step.context
+        self.parameters = step.module.canonical_parameters()
+        place = self.context.coordinates
+        self.pipeline, self.tensor = place["pipeline"], place["tensor"]
+        self.replica = self.context.get_data_parallel_rank()
+
+    # -- saving -----------------------------------------------------------------------------
+    def save(self, state: TrainState) -> Path:
+        """Write a checkpoint; all ranks call this at the same step.
+
+        Raises:
+            CheckpointError: on every rank, when any rank could not write.
+        """
+        self._on_rank0(lambda: files.prepare(self.root, state.step))
+        temporary = files.temporary_folder(self.root, state.step)
+        written, problem = self._try(lambda: self._write(temporary))
+        results = self._gather((written, problem))
+
+        def finish() -> None:
+            problems = [text for _, text in results if text]
+            if problems:
+                raise CheckpointError("; ".join(problems))
+            entries: dict[str, Any] = {}
+            for found, _ in results:
+                entries |= found
+            for name, value in (("state.json", self._header(state)), ("config.json", self.config)):
+                files.write_json(temporary / name, value)
+                entries[name] = files.describe_file(temporary / name)
+            files.commit(self.root, state.step, entries)
+            files.keep_newest(self.root, self.keep_last)
+
+        self._on_rank0(finish)
+        return self.root / files.folder_name(state.step)
+
+    def _write(self, folder: Path) -> dict[str, Any]:
+        written = {}
+        partitioned = any(partition_sharded(p) for p in self.parameters.values())
+        if partitioned or self.replica == 0:
+            values = {}
+            for name, parameter in self.parameters.items():
+                whole = self.gather(parameter) if partitioned else parameter.detach()
+                if self.replica == 0:
+                    values[name] = whole.cpu()
+            if self.replica == 0:
+                name = weights.file_name(self.pipeline, self.tensor)
+                weights.save_weights(folder / name, values, self.parameters)
+                written[name] = files.describe_file(folder / name)
+        name = self._optimizer_file()
+        if name is not None:
+            self._write_pieces(folder / name)
+            written[name] = files.describe_file(folder / name)
+        return written
+
+    def _optimizer_file(self, *, reading: bool = False) -> str | None:
+        """This rank's file; without ZeRO all replicas hold the same, and the first one writes."""
+        zero = self.step.engine.zero_optimization_stage() > 0
+        replica = self.replica if zero else 0
+        if not zero and self.replica and not reading:
+            return None
+        return f"optimizer-pp{self.pipeline:02d}-tp{self.tensor:02d}-dp{replica:03d}.safetensors"
+
+    def _write_pieces(self, path: Path) -> None:
+        tensors, pieces = {}, {}
+        for name, parameter in self.parameters.items():
+            place = locate(self.step.engine, parameter)
+            if place is None:
+                continue
+            pieces[name] = [place.start, place.length]
+            if not place.is_parameter:
+                tensors[f"{name}{SEPARATOR}{MASTER}"] = place.view(place.flat).cpu().clone()
+            for key, value in optimizer_state(self.step.engine, place).items():
+                tensors[f"{name}{SEPARATOR}{key}"] = value.cpu().clone()
+        save_file(tensors, path, metadata={PIECES: json.dumps(pieces)})
+
+    def _header(self, state: TrainState) -> dict[str, Any]:
+        return {
+            "train": state.to_json(),
+            "layout": self._layout(),
+            "loss_scaler": _loss_scaler(self.step.engine),
+            "versions": {"torch": str(torch.__version__)},
+        }
+
+    def _layout(self) -> dict[str, Any]:
+        dims, engine = self.context.dims, self.step.engine
+        precision = "fp16" if engine.fp16_enabled() else "fp32"
+        return {
+            "tensor": dims.tensor,
+            "pipeline": dims.pipeline,
+            "data": dims.data,
+            "context": dims.context,
+            "zero": engine.zero_optimization_stage(),
+            "precision": "bf16" if engine.bfloat16_enabled() else precision,
+        }
+
+    # -- resuming ---------------------------------------------------------------------------
+    def resume(self) -> TrainState | None:
+        """Load the newest complete checkpoint; None when there is none.
+
+        Raises:
+            CheckpointError: all are damaged, or the newest one has another layout.
+        """
+        found: list[Any] = [None]
+
+        def choose() -> None:
+            path, problems = files.newest_complete(self.root)
+            for problem in problems:
+                self.report(problem)
+            if path is None and problems:
+                raise CheckpointError(
+                    f"no usable checkpoint in {self.root}: {'; '.join(problems)}. Remove the "
+                    "folder to start again from step 0"
+                )
+            found[0] = None if path is None else path.name
+
+        self._on_rank0(choose)
+        if self.context.dims.world > 1:
+            dist.broadcast_object_list(found, src=0)
+        if found[0] is None:
+            return None
+        path = self.root / found[0]
+        header = files.read_json(path / "state.json")
+        ours, theirs = self._layout(), header["layout"]
+        different = [f"{k} {theirs[k]} -> {ours[k]}" for k in ours if ours[k] != theirs[k]]
+        if different:
+            raise CheckpointError(
+                f"{path} was saved in another layout ({', '.join(different)}); resume with "
+                "the layout that it was saved with"
+            )
+        _, problem = self._try(lambda: self._read(path))
+        problems = [text for text in self._gather(problem) if text]
+        self._on_rank0(lambda: _raise_first(problems))
+        state = TrainState.from_json(header["train"])
+        self._restore_engine(state, header["loss_scaler"])
+        self.report(f"resumed from {path.name}")
+        return state
+
+    @torch.no_grad()
+    def _read(self, path: Path) -> dict[str, Any]:
+        engine = self.step.engine
+        name = weights.file_name(self.pipeline, self.tensor)
+        with safe_open(path / name, "pt") as reader:
+            _check_names(path / name, set(reader.keys()), set(self.parameters))
+            for key, parameter in self.parameters.items():
+                if not partition_sharded(parameter):
+                    parameter.copy_(reader.get_tensor(key))
+        name = self._optimizer_file(reading=True)
+        assert name is not None
+        with safe_open(path / name, "pt") as reader:
+            pieces = json.loads(reader.metadata()[PIECES])
+            for full_name in reader.keys():  # noqa: SIM118 - not a mapping
+                key, _, kind = full_name.partition(SEPARATOR)
+                place = locate(engine, self.parameters[key])
+                if place is None or pieces[key] != [place.start, place.length]:
+                    raise CheckpointError(f"{path / name}: {key} is cut in another way here")
+                value = reader.get_tensor(full_name)
+                if kind == MASTER:
+                    restore_master(self.parameters[key], place, value)
+                else:
+                    restore_state(engine, place, kind, value)
+        finish_restore(engine)
+        return {}
+
+    def _restore_engine(self, state: TrainState, loss_scaler: dict[str, float]) -> None:
+        engine = self.step.engine
+        engine.global_steps = state.step
+        engine.global_samples = state.consumed_samples
+        engine.skipped_steps = state.skipped_steps
+        for key, value in loss_scaler.items():
+            setattr(engine.optimizer.loss_scaler, key, value)
+
+    # -- agreement between ranks --------------------------------------------------------------
+    def _try(self, action: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
+        try:
+            return action(), ""
+        except (OSError, CheckpointError, RuntimeError, KeyError) as error:
+            return {}, f"rank {self.context.rank}: {type(error).__name__}: {error}"
+
+    def _gather(self, value: Any) -> list[Any]:
+        if self.context.dims.world == 1:
+            return [value]
+        values: list[Any] | None = None
+        if self.context.rank == 0:
+            values = [None] * self.context.dims.world
+        dist.gather_object(value, values, dst=0)
+        return values or []
+
+    def _on_rank0(self, action: Callable[[], Any]) -> None:
+        """Run on rank 0; its error becomes every rank's, so that none goes on alone."""
+        problem: list[Any] = [""]
+        if self.context.rank == 0:
+            _, problem[0] = self._try(lambda: action() or {})
+        if self.context.dims.world > 1:
+            dist.broadcast_object_list(problem, src=0)
+        if problem[0]:
+            raise CheckpointError(problem[0])
+
+
+def _raise_first(problems: list[str]) -> None:
+    if problems:
+        raise CheckpointError("; ".join(problems))
+
+
+def _check_names(path: Path, found: set[str], wanted: set[str]) -> None:
+    if found != wanted:
+        raise CheckpointError(
+            f"{path} is of another model: missing {sorted(wanted - found)}, "
+            f"unexpected {sorted(found - wanted)}"
+        )
+
+
+def _loss_scaler(engine: Any) -> dict[str, float]:
+    """Numbers of fp16's dynamic loss scaler; empty in other precisions."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if not engine.fp16_enabled() or scaler is None:
+        return {}
+    return {k: v for k, v in vars(scaler).items() if isinstance(v, (int, float))}

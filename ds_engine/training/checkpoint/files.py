@@ -1,0 +1,201 @@
+"""Folders of checkpoints that are either complete or not there.
+
+A checkpoint is written to a hidden temporary folder, every file is synced, a manifest with size and
+SHA-256 of each is written last, and one rename makes it visible; ``latest`` is replaced by rename
+after that. A kill at any moment leaves the earlier checkpoints and, at worst, a temporary folder
+that the next save removes. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ds_engine.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+PREFIX = "step_"
+FORMAT = 1
+BLOCK = 1 << 22
+
+
+def folder_name(step: int) -> str:
+    """``step_00000100`` for step 100."""
+    return f"{PREFIX}{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """Step number in a folder's name.
+
+    Raises:
+        CheckpointError: it is not the name of a checkpoint.
+    """
+    digits = path.name.removeprefix(PREFIX)
+    if not path.name.startswith(PREFIX) or not digits.isdigit():
+        raise CheckpointError(f"{path} is not a checkpoint; they are called {PREFIX}NNNNNNNN")
+    return int(digits)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and new names in a folder durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write and sync a file whose folder is not visible yet."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """``write_file`` of indented JSON."""
+    write_file(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Size in bytes and SHA-256 of a file, which is synced on the way."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def temporary_folder(root: Path, step: int) -> Path:
+    """Where a checkpoint of ``step`` is written before it is complete."""
+    return root / f".{folder_name(step)}.tmp"
+
+
+def commit(root: Path, step: int, files: Mapping[str, Mapping[str, Any]]) -> Path:
+    """Turn a written temporary folder into a checkpoint; one process calls this.
+
+    Args:
+        root: folder of all checkpoints.
+        step: of the checkpoint.
+        files: name -> ``describe_file`` of everything that all ranks wrote.
+    """
+    temporary, final = temporary_folder(root, step), root / folder_name(step)
+    manifest = {"format": FORMAT, "step": step, "files": {k: dict(v) for k, v in files.items()}}
+    write_json(temporary / MANIFEST, manifest)
+    sync_folder(temporary)
+    if final.exists():  # saved before, after a rewind: the old one goes only when the new is whole
+        old = root / f".{folder_name(step)}.old"
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+        temporary.rename(final)
+        sync_folder(root)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        temporary.rename(final)
+        sync_folder(root)
+    pointer = root / f".{LATEST}.tmp"
+    write_file(pointer, (final.name + "\n").encode())
+    pointer.rename(root / LATEST)
+    sync_folder(root)
+    return final
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file of a checkpoint.
+
+    Raises:
+        CheckpointError: it is missing or not JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+
+
+def verify(path: Path, *, hashes: bool = True) -> None:
+    """Hold a checkpoint against its manifest.
+
+    Raises:
+        CheckpointError: naming the file that is missing, short, or changed.
+    """
+    manifest = read_json(path / MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {manifest.get('format')}, this version reads {FORMAT}"
+        )
+    for name, expected in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing")
+        size = file.stat().st_size
+        if size != expected["size"]:
+            raise CheckpointError(f"{file} has {size} bytes, its manifest says {expected['size']}")
+        if hashes and (found := describe_file(file)["sha256"]) != expected["sha256"]:
+            raise CheckpointError(
+                f"{file} has changed: SHA-256 {found[:12]}…, its manifest says "
+                f"{expected['sha256'][:12]}…"
+            )
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """All visible checkpoints, newest first, complete or not."""
+    if not root.is_dir():
+        return []
+    found = (p for p in root.iterdir() if p.is_dir() and p.name.startswith(PREFIX))
+    return sorted(found, key=step_of, reverse=True)
+
+
+def newest_complete(root: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that matches its manifest, and what was wrong with newer ones."""
+    problems = []
+    for path in checkpoints(root):
+        try:
+            verify(path)
+        except CheckpointError as error:
+            problems.append(f"{path.name} is not usable: {error}")
+        else:
+            return path, problems
+    return None, problems
+
+
+def _leftovers(root: Path) -> Iterator[Path]:
+    for path in root.iterdir():
+        if path.name.startswith(f".{PREFIX}") and path.suffix in (".tmp", ".old"):
+            yield path
+
+
+def prepare(root: Path, step: int) -> Path:
+    """Make an empty temporary folder for ``step``, removing what a killed save left behind."""
+    root.mkdir(parents=True, exist_ok=True)
+    for path in _leftovers(root):
+        # A kill between the two renames of a replaced checkpoint: the old one is still whole.
+        final = root / path.name.removeprefix(".").removesuffix(path.suffix)
+        if path.suffix == ".old" and not final.exists():
+            path.rename(final)
+        else:
+            shutil.rmtree(path)
+    temporary = temporary_folder(root, step)
+    temporary.mkdir()
+    return temporary
+
+
+def keep_newest(root: Path, count: int | None) -> None:
+    """Delete all but the ``count`` newest checkpoints (None keeps all)."""
+    if count is None:
+        return
+    for path in checkpoints(root)[count:]:
+        # Hidden first: a kill in the middle must not leave half a checkpoint under its name.
+        doomed = root / f".{path.name}.tmp"
+        shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(doomed)
+        shutil.rmtree(doomed)

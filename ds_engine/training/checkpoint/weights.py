@@ -1,0 +1,127 @@
+"""Model weights of a checkpoint: one safetensors file per stage and tensor rank, self-describing.
+
+Each file carries, in its metadata, every parameter's place in the whole model, so weights can be
+put together for another layout (generation, evaluation, conversion) without the run that saved them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ds_engine.errors import CheckpointError
+from ds_engine.parallel.parameter import Init, ParameterSpec, spec_of
+
+SPECS = "ds_engine.parameters"
+PATTERN = "model-pp*-tp*.safetensors"
+
+
+def file_name(pipeline: int, tensor: int) -> str:
+    """Name of the file of one stage and tensor rank."""
+    return f"model-pp{pipeline:02d}-tp{tensor:02d}.safetensors"
+
+
+def save_weights(path: Path, weights: dict[str, Tensor], parameters: dict[str, Tensor]) -> None:
+    """Write this rank's weights with their specs."""
+    specs = {name: _to_json(spec_of(parameters[name])) for name in weights}
+    contiguous = {name: value.contiguous() for name, value in weights.items()}
+    save_file(contiguous, path, metadata={SPECS: json.dumps(specs)})
+
+
+def _to_json(spec: ParameterSpec) -> dict[str, Any]:
+    return asdict(spec)
+
+
+def _from_json(value: dict[str, Any]) -> ParameterSpec:
+    return ParameterSpec(
+        full_shape=tuple(value["full_shape"]),
+        dim=value["dim"],
+        rank=value["rank"],
+        size=value["size"],
+        init=Init(**value["init"]),
+        blocks=tuple(value["blocks"]),
+        valid=value["valid"],
+    )
+
+
+class FullWeights:
+    """All parameters of a checkpoint, each put together from its shards when asked for.
+
+    One parameter is in memory at a time, so a model may be larger than the memory it is read with.
+
+    Raises:
+        CheckpointError: the folder holds no weights.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._places: dict[str, list[tuple[Path, ParameterSpec]]] = {}
+        files = sorted(checkpoint.glob(PATTERN))
+        if not files:
+            raise CheckpointError(f"{checkpoint} holds no {PATTERN}; is it a checkpoint folder?")
+        for file in files:
+            with safe_open(file, "pt") as reader:
+                specs = json.loads(reader.metadata()[SPECS])
+            for name, value in specs.items():
+                self._places.setdefault(name, []).append((file, _from_json(value)))
+
+    def names(self) -> set[str]:
+        """Canonical names of all parameters."""
+        return set(self._places)
+
+    def full(self, name: str) -> Tensor:
+        """One whole parameter, vocabulary padding cut off.
+
+        Raises:
+            CheckpointError: there is no such parameter, or a shard is missing.
+        """
+        if name not in self._places:
+            raise CheckpointError(f"the checkpoint has no parameter {name}")
+        places = self._places[name]
+        spec = places[0][1]
+        ranks = {place.rank for _, place in places}
+        if spec.sharded and len(ranks) != spec.size:
+            raise CheckpointError(f"{name}: {len(ranks)} of {spec.size} shards are there")
+        whole: Tensor | None = None
+        for file, place in places if spec.sharded else places[:1]:
+            with safe_open(file, "pt") as reader:
+                part = reader.get_tensor(name)
+            if whole is None:
+                whole = torch.empty(spec.full_shape, dtype=part.dtype)
+            place.place(part, whole)
+        assert whole is not None
+        return whole if spec.valid is None else whole[: spec.valid]
+
+    @torch.no_grad()
+    def load_into(self, parameters: dict[str, Tensor]) -> None:
+        """Fill a model's parameters in any tensor-parallel layout and dtype.
+
+        Raises:
+            CheckpointError: names or shapes do not match, all of them named.
+        """
+        missing = sorted(set(parameters) - self.names())
+        surplus = sorted(self.names() - set(parameters))
+        if missing or surplus:
+            raise CheckpointError(
+                f"the checkpoint is of another model: it lacks {missing or 'nothing'} and has "
+                f"{surplus or 'nothing'} besides"
+            )
+        for name, parameter in parameters.items():
+            spec, value = spec_of(parameter), self.full(name)
+            expected = (spec.valid or spec.full_shape[0], *spec.full_shape[1:])
+            if tuple(value.shape) != tuple(expected):
+                raise CheckpointError(
+                    f"{name} has shape {tuple(value.shape)} in the checkpoint and {expected} in "
+                    "the model; use the model section that it was trained with"
+                )
+            if value.shape[0] < spec.full_shape[0]:
+                padded = value.new_zeros(spec.full_shape)
+                padded[: value.shape[0]] = value
+                value = padded
+            parameter.copy_(spec.take(value))

@@ -1,0 +1,251 @@
+"""From a layer plan to a training step on a live world: the only door to DeepSpeed's engines.
+
+The loss of a batch is the sum over its valid target tokens divided by their number in the *whole*
+batch: all micro-batches, all replicas. The masks are known before the first forward pass, so they
+are counted first, and each token's weight is ``mask * accumulation * replicas / count``: DeepSpeed's
+own division by accumulation steps and replicas then leaves the exact mean. It does not depend on
+micro-batch size, accumulation or data parallelism. A batch without valid tokens has loss 0.
+
+Legend: ``B`` micro-batch, ``S`` sequence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from torch import Tensor, nn
+
+from ds_engine.parallel.context import ParallelContext
+from ds_engine.pipeline.engine import make_engine
+from ds_engine.pipeline.plan import LayerPlan
+from ds_engine.pipeline.sequential import SequentialModel
+from ds_engine.pipeline.stage import StageModule
+
+Batch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did.
+
+    Attributes:
+        loss: mean over the batch's valid tokens (objective terms such as z-loss included).
+        grad_norm: global gradient norm before clipping; infinite when not finite.
+        tokens: valid target tokens in the whole batch (0 on stages that read no data).
+        skipped: whether the update was left out because a gradient was not finite.
+    """
+
+    loss: float
+    grad_norm: float
+    tokens: int
+    skipped: bool
+
+
+class TrainStep(Protocol):
+    """One interface for the pipeline and the plain engine."""
+
+    engine: Any
+    module: Any
+    context: ParallelContext
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether this rank needs batches (first and last stages do)."""
+
+    def train_batch(self, batches: Sequence[Batch] | None, learning_rate: float) -> StepResult:
+        """Forward, backward and update on this replica's micro-batches of one step."""
+
+    def evaluate(self, batches: Sequence[Batch] | None, count: int) -> tuple[float, int]:
+        """(sum of token losses, number of tokens) over ``count`` micro-batches of each replica."""
+
+
+def init_distributed(timeout_seconds: float = 1800.0) -> None:
+    """Join the world that the launcher's environment describes, through DeepSpeed's accelerator."""
+    # The shared-memory op serves only inference_all_reduce; building it takes minutes and leaves
+    # 69 MB per rank in /dev/shm for ever (DeepSpeed 0.19.8).
+    from deepspeed.ops import __compatible_ops__
+
+    __compatible_ops__["deepspeed_shm_comm"] = False
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    if not dist.is_initialized():
+        deepspeed.init_distributed(
+            dist_backend=get_accelerator().communication_backend_name(),
+            timeout=timedelta(seconds=timeout_seconds),
+            verbose=False,
+        )
+    elif not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed(verbose=False)
+
+
+def full_gradient(parameter: Tensor) -> Tensor | None:
+    """This rank's whole reduced gradient in float32, collected from ZeRO's partitions."""
+    return deepspeed.utils.safe_get_full_grad(parameter)
+
+
+def full_weight(parameter: Tensor) -> Tensor:
+    """This rank's whole weight in float32: the master copy where ZeRO or bf16 keep one."""
+    master = deepspeed.utils.safe_get_full_fp32_param(parameter)
+    return (parameter if master is None else master).detach()
+
+
+def gather_parameter(parameter: Tensor) -> Tensor:
+    """A copy of the weight that ZeRO-3 has cut over the replicas; every replica must call."""
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.detach().clone()
+
+
+def parameter_groups(parameters: dict[str, nn.Parameter]) -> list[dict[str, Any]]:
+    """Matrices with weight decay; norms and biases (one dimension) without, as in GPT-3."""
+    decayed = [p for p in parameters.values() if p.requires_grad and p.ndim > 1]
+    rest = [p for p in parameters.values() if p.requires_grad and p.ndim <= 1]
+    groups = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def build_train_step(
+    plan: LayerPlan,
+    context: ParallelContext,
+    config: dict[str, Any],
+    *,
+    partition: str = "balanced",
+    recompute_every: int = 0,
+) -> TrainStep:
+    """Build this rank's part of the model and wrap it in a DeepSpeed engine.
+
+    With pipeline stages a ``StageModule`` (ZeRO 0 and 1), otherwise a ``SequentialModel`` (all
+    ZeRO stages, offload). ``init_distributed`` must have been called.
+
+    Args:
+        plan: the model, made with this context's tensor-parallel handle.
+        context: the live groups.
+        config: DeepSpeed's JSON, normalised by ``ds_engine.config.deepspeed``.
+        partition: how layers are cut into stages.
+        recompute_every: activation checkpointing, see ``recomputed_layers``.
+    """
+    module: StageModule | SequentialModel
+    if context.dims.pipeline > 1:
+        module = StageModule(
+            plan, context.dims, partition=partition, recompute_every=recompute_every
+        )
+    else:
+        module = SequentialModel(plan, recompute_every)
+    groups = parameter_groups(module.canonical_parameters())
+    engine = make_engine(module, groups, config, context)
+    return (_PipelineStep if context.dims.pipeline > 1 else _PlainStep)(engine, module, context)
+
+
+class _Step:
+    def __init__(self, engine: Any, module: Any, context: ParallelContext) -> None:
+        self.engine, self.module, self.context = engine, module, context
+
+    def _device(self) -> torch.device:
+        return self.engine.device
+
+    def _prepare(self, micro_batches: int, learning_rate: float) -> None:
+        """Set the step's learning rate and, during batch-size warm-up, its accumulation."""
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        if micro_batches != self.engine.gradient_accumulation_steps():
+            replicas = self.context.get_data_parallel_world_size()
+            size = micro_batches * self.engine.train_micro_batch_size_per_gpu() * replicas
+            self.engine.set_train_batch_size(size)
+            # The boundary is found by counting micro-steps modulo their number: start at zero.
+            self.engine.micro_steps = 0
+            # ZeRO's optimizers keep their own copy of the number.
+            if hasattr(self.engine.optimizer, "gradient_accumulation_steps"):
+                self.engine.optimizer.gradient_accumulation_steps = micro_batches
+
+    def _sum_over_replicas(self, value: Tensor) -> Tensor:
+        if self.context.get_data_parallel_world_size() > 1:
+            dist.all_reduce(value, group=self.context.data_group)
+        return value
+
+    def _weighted(self, batches: Sequence[Batch]) -> tuple[list[Batch], int]:
+        """Turn loss masks into token weights; return the number of valid tokens in all."""
+        device = self._device()
+        moved = [
+            (tuple(t.to(device) for t in inputs), (labels.to(device), mask.to(device)))
+            for inputs, (labels, mask) in batches
+        ]
+        count = torch.stack([mask.sum(dtype=torch.float64) for _, (_, mask) in moved]).sum()
+        tokens = int(self._sum_over_replicas(count))
+        scale = len(batches) * self.context.get_data_parallel_world_size() / max(tokens, 1)
+        return [(inputs, (labels, mask * scale)) for inputs, (labels, mask) in moved], tokens
+
+    def _result(self, loss: float, tokens: int) -> StepResult:
+        skipped = not self.engine.was_step_applied()
+        norm = self.engine.get_global_grad_norm()
+        return StepResult(loss, float("nan") if norm is None else float(norm), tokens, skipped)
+
+
+class _PlainStep(_Step):
+    @property
+    def reads_data(self) -> bool:
+        return True
+
+    def train_batch(self, batches: Sequence[Batch] | None, learning_rate: float) -> StepResult:
+        assert batches is not None
+        self._prepare(len(batches), learning_rate)
+        self.engine.train()
+        weighted, tokens = self._weighted(batches)
+        total = torch.zeros((), device=self._device())
+        for inputs, labels in weighted:
+            loss = self.engine(inputs, labels)
+            self.engine.backward(loss)
+            total += loss.detach()
+            self.engine.step()
+        replicas = self.context.get_data_parallel_world_size()
+        mean = self._sum_over_replicas(total / len(batches)) / replicas
+        return self._result(float(mean), tokens)
+
+    def evaluate(self, batches: Sequence[Batch] | None, count: int) -> tuple[float, int]:
+        assert batches is not None
+        device = self._device()
+        self.engine.eval()
+        total = torch.zeros(2, dtype=torch.float64, device=device)
+        with torch.no_grad():
+            for inputs, (labels, mask) in batches:
+                mask = mask.to(device)
+                moved = tuple(t.to(device) for t in inputs)
+                total[0] += self.engine(moved, (labels.to(device), mask))
+                total[1] += mask.sum()
+        loss, tokens = self._sum_over_replicas(total).tolist()
+        return loss, int(tokens)
+
+
+class _PipelineStep(_Step):
+    @property
+    def reads_data(self) -> bool:
+        return self.module.is_first or self.module.is_last
+
+    def train_batch(self, batches: Sequence[Batch] | None, learning_rate: float) -> StepResult:
+        self._prepare(len(batches) if batches else self.engine.micro_batches, learning_rate)
+        tokens = 0
+        iterator: Iterator[Batch] | None = None
+        if self.reads_data:
+            assert batches is not None
+            weighted, tokens = self._weighted(batches)
+            iterator = iter(weighted)
+        loss = self.engine.train_batch(iterator)
+        return self._result(float(loss), tokens)
+
+    def evaluate(self, batches: Sequence[Batch] | None, count: int) -> tuple[float, int]:
+        device, replicas = self._device(), self.context.get_data_parallel_world_size()
+        tokens = torch.zeros((), dtype=torch.float64, device=device)
+        for _, (_, mask) in batches or ():
+            tokens += mask.sum()
+        if self.reads_data:
+            self._sum_over_replicas(tokens)
+        self.engine.total_loss = None  # left over from training, else added to (DeepSpeed 0.19.8)
+        mean = self.engine.eval_batch(
+            iter(batches) if batches is not None else None, num_micro_batches=count
+        )
+        return float(mean) * count * replicas, int(tokens)

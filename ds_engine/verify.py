@@ -1,0 +1,329 @@
+"""The proof that a layout computes what one process computes.
+
+``reference_trace`` trains a plan in one plain process with torch alone: autograd, clipping and
+AdamW, no DeepSpeed, no process group. ``layout_trace`` trains the same plan as this world's part
+of a parallel run and puts the shards together again. ``compare`` holds the two against each other:
+each step's loss, gradient norm, every gradient, and every weight after the last update.
+
+Differences of tensors are measured against the largest magnitude in the tensor, because sums taken
+in another order differ by rounding of the largest terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ds_engine.parallel.context import ParallelContext
+from ds_engine.parallel.init import derive_seed
+from ds_engine.parallel.parameter import spec_of
+from ds_engine.pipeline.plan import LayerPlan
+from ds_engine.pipeline.sequential import SequentialModel
+
+Batch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
+Tensors = dict[str, Tensor]
+
+# Adam divides by sqrt(v) + epsilon: where the true gradient is zero (key biases, by the softmax's
+# shift invariance) a tiny epsilon would blow rounding noise up to full-size updates.
+PROOF_EPSILON = 1e-4
+
+
+@dataclass
+class Trace:
+    """What a few training steps did.
+
+    Attributes:
+        losses, norms: one value a step.
+        gradients: per step, full gradients by canonical name, before clipping.
+        weights: full float32 weights after the last step.
+        replica_faults: parameters whose copies on different ranks are not equal.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    gradients: list[Tensors] = field(default_factory=list)
+    weights: Tensors = field(default_factory=dict)
+    replica_faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One compared quantity: the largest difference over all steps, relative to its scale."""
+
+    name: str
+    step: int
+    value: float
+    tolerance: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether it is within the tolerance (a NaN is not)."""
+        return self.value <= self.tolerance
+
+
+@dataclass(frozen=True)
+class AdamSettings:
+    """The optimizer of both sides of a proof."""
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    clip: float = 1.0
+
+    def deepspeed_optimizer(self) -> dict[str, Any]:
+        """The same optimizer as DeepSpeed JSON."""
+        return {
+            "type": "AdamW",
+            "params": {
+                "lr": self.learning_rate,
+                "betas": list(self.betas),
+                "eps": PROOF_EPSILON,
+                "weight_decay": self.weight_decay,
+                "torch_adam": True,
+            },
+        }
+
+
+def reference_trace(
+    plan: LayerPlan, steps: Sequence[Sequence[Batch]], adam: AdamSettings
+) -> Trace:
+    """Train in this process alone.
+
+    Args:
+        plan: made with ``TensorParallel.single()``.
+        steps: for each step, all micro-batches of the global batch.
+        adam: optimizer settings.
+    """
+    model = SequentialModel(plan).train()
+    parameters = model.canonical_parameters()
+    decayed = [p for p in parameters.values() if p.ndim > 1]
+    rest = [p for p in parameters.values() if p.ndim <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed}, {"params": rest, "weight_decay": 0.0}],
+        lr=adam.learning_rate,
+        betas=adam.betas,
+        eps=PROOF_EPSILON,
+        weight_decay=adam.weight_decay,
+    )
+    trace = Trace()
+    for batches in steps:
+        tokens = max(float(sum(mask.sum() for _, (_, mask) in batches)), 1.0)
+        optimizer.zero_grad()
+        total = 0.0
+        for inputs, (labels, mask) in batches:
+            loss = model(inputs, (labels, mask / tokens))
+            loss.backward()
+            total += float(loss)
+        gradients = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
+        norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
+        if adam.clip and norm > adam.clip:
+            for p in parameters.values():
+                p.grad.mul_(adam.clip / (norm + 1e-6))
+        optimizer.step()
+        trace.losses.append(total)
+        trace.norms.append(float(norm))
+        trace.gradients.append(gradients)
+    trace.weights = {n: p.detach().clone() for n, p in parameters.items()}
+    return trace
+
+
+def gather_full(
+    local: Tensors, parameters: dict[str, Tensor], context: ParallelContext
+) -> tuple[Tensors, list[str]]:
+    """Put shards together on rank 0; all ranks must call.
+
+    Args:
+        local: this rank's part of a quantity (weights, gradients) by canonical name.
+        parameters: the parameters with their specs.
+
+    Returns:
+        Full tensors (empty but on rank 0), and names whose copies differ between ranks that should
+        hold the same.
+    """
+    part = {name: (spec_of(parameters[name]), value.float().cpu()) for name, value in local.items()}
+    world = context.dims.world
+    parts: list[Any] = [part]
+    if world > 1:
+        parts = [None] * world if context.rank == 0 else []
+        dist.gather_object(part, parts if context.rank == 0 else None, dst=0)
+    full: Tensors = {}
+    seen: dict[tuple[str, int], Tensor] = {}
+    faults: list[str] = []
+    for each in parts:
+        for name, (spec, value) in each.items():
+            key = (name, spec.rank if spec.sharded else 0)
+            if key in seen:
+                if not torch.equal(seen[key], value) and name not in faults:
+                    faults.append(name)
+                continue
+            seen[key] = value
+            if name not in full:
+                full[name] = torch.full(spec.full_shape, float("nan"))
+            spec.place(value, full[name])
+    return full, faults
+
+
+def layout_trace(
+    step: Any,
+    batches: Callable[[int], Sequence[Batch] | None],
+    num_steps: int,
+    adam: AdamSettings,
+    *,
+    full_gradient: Callable[[Tensor], Tensor | None],
+    full_weight: Callable[[Tensor], Tensor | None],
+) -> Trace:
+    """Train as one rank of a parallel run; the trace is complete on rank 0.
+
+    Args:
+        step: a ``TrainStep``.
+        batches: this replica's micro-batches of a step.
+        full_gradient, full_weight: give the float32 value of a parameter on this rank, collecting
+            it from the ZeRO partitions.
+    """
+    context = step.context
+    parameters = step.module.canonical_parameters()
+    trace = Trace()
+
+    def before_update() -> None:
+        found = {name: full_gradient(p) for name, p in parameters.items()}
+        local = {name: g for name, g in found.items() if g is not None}
+        full, faults = gather_full(local, parameters, context)
+        trace.gradients.append(full)
+        trace.replica_faults += [f"gradient of {name}" for name in faults]
+
+    step.engine.before_update = before_update
+    for number in range(num_steps):
+        result = step.train_batch(batches(number), adam.learning_rate)
+        trace.losses.append(result.loss)
+        trace.norms.append(result.grad_norm)
+    found = {name: full_weight(p) for name, p in parameters.items()}
+    local = {name: w for name, w in found.items() if w is not None}
+    trace.weights, faults = gather_full(local, parameters, context)
+    trace.replica_faults += [f"weight of {name}" for name in faults]
+    return trace
+
+
+@dataclass(frozen=True)
+class SyntheticData:
+    """Batches that are hard to get right: packed documents of unequal length, masked tokens.
+
+    Every value is a function of (seed, sample number), so any split of the same global batch over
+    replicas and micro-batches sees the same samples.
+    """
+
+    vocab_size: int
+    sequence_length: int
+    global_batch: int
+    seed: int = 0
+
+    def micro_batch(self, samples: Sequence[int]) -> Batch:
+        """The given samples as one micro-batch."""
+        rows = [self._row(sample) for sample in samples]
+        tokens, positions, segments, labels, mask = (
+            torch.stack(column) for column in zip(*rows, strict=True)
+        )
+        return (tokens, positions, segments, torch.tensor(samples)), (labels, mask)
+
+    def _row(self, sample: int) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "proof", sample))
+        length = self.sequence_length
+        stream = torch.randint(self.vocab_size, (length + 1,), generator=generator)
+        cuts = torch.randint(1, length, (sample % 4,), generator=generator)
+        starts = torch.zeros(length, dtype=torch.long)
+        starts[cuts] = 1
+        segments = starts.cumsum(0)
+        index = torch.arange(length)
+        first = torch.where(starts.bool() | (index == 0), index, 0).cummax(0).values
+        # An uneven share of masked tokens per sample tells a mean of means from the true mean.
+        share = (sample % 5) / 6
+        mask = (torch.rand(length, generator=generator) >= share).float()
+        return stream[:-1], index - first, segments, stream[1:], mask
+
+    def step(self, number: int, micro_batch: int, replica: int, replicas: int) -> list[Batch]:
+        """This replica's micro-batches of a step, assigned as ``data.loader`` does."""
+        first = number * self.global_batch
+        count = self.global_batch // (micro_batch * replicas)
+        return [
+            self.micro_batch(
+                [first + (m * replicas + replica) * micro_batch + i for i in range(micro_batch)]
+            )
+            for m in range(count)
+        ]
+
+
+def _relative(ours: Tensor, theirs: Tensor) -> float:
+    scale = theirs.abs().max().clamp_min(1e-8)
+    return float((ours - theirs).abs().max() / scale)
+
+
+def _valid_rows(ours: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut vocabulary padding, which differs between layouts and holds zeros."""
+    rows = min(ours.shape[0], theirs.shape[0])
+    for longer in (ours, theirs):
+        if longer.shape[0] > rows and longer[rows:].abs().max() != 0:
+            return ours.new_tensor([float("nan")]), theirs.new_ones(1)
+    return ours[:rows], theirs[:rows]
+
+
+def compare(
+    ours: Trace, reference: Trace, *, tolerance: float, scalar_tolerance: float | None = None
+) -> list[Difference]:
+    """All differences, in the order of the model; see ``Difference.equal``.
+
+    Args:
+        tolerance: for tensors, relative to their largest magnitude.
+        scalar_tolerance: for losses and norms, relative; default the same.
+    """
+    scalar = tolerance if scalar_tolerance is None else scalar_tolerance
+    rows = []
+    for name, a, b in (
+        ("loss", ours.losses, reference.losses),
+        ("gradient norm", ours.norms, reference.norms),
+    ):
+        values = [abs(x - y) / max(abs(y), 1e-8) for x, y in zip(a, b, strict=True)]
+        rows.append(_worst(name, values, scalar))
+    for name in reference.weights:
+        values = []
+        for mine, theirs in zip(ours.gradients, reference.gradients, strict=True):
+            if name in mine and name in theirs:
+                values.append(_relative(*_valid_rows(mine[name], theirs[name])))
+            else:
+                values.append(float("nan") if (name in mine) != (name in theirs) else 0.0)
+        # A gradient that is zero in theory is rounding noise in both: hold it against the norm.
+        values = [
+            v if not _is_noise(reference, i, name) else v * _noise_scale(reference, i, name)
+            for i, v in enumerate(values)
+        ]
+        rows.append(_worst(f"gradient of {name}", values, tolerance))
+    for name, theirs in reference.weights.items():
+        value = (
+            _relative(*_valid_rows(ours.weights[name], theirs))
+            if name in ours.weights
+            else float("nan")
+        )
+        rows.append(_worst(f"weight of {name}", [value], tolerance))
+    rows += [Difference(f"copies: {name}", 0, float("inf"), 0.0) for name in ours.replica_faults]
+    return rows
+
+
+NOISE = 1e-6
+
+
+def _is_noise(reference: Trace, step: int, name: str) -> bool:
+    gradient = reference.gradients[step].get(name)
+    return gradient is not None and float(gradient.abs().max()) < NOISE * reference.norms[step]
+
+
+def _noise_scale(reference: Trace, step: int, name: str) -> float:
+    return float(reference.gradients[step][name].abs().max()) / max(reference.norms[step], 1e-8)
+
+
+def _worst(name: str, values: list[float], tolerance: float) -> Difference:
+    # NaN must win over every number: it is the worst there is.
+    index = max(range(len(values)), key=lambda i: float("inf") if values[i] != values[i] else values[i])
+    return Difference(name, index, values[index], tolerance)

@@ -1,0 +1,146 @@
+"""Positions: learned tables, rotary embeddings with scaling, ALiBi slopes.
+
+Legend: ``B`` batch, ``S`` sequence, ``H`` hidden, ``N`` heads, ``D`` head dim, ``R`` rotary dims.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ds_engine.parallel.collectives import local_weight, own_part
+from ds_engine.parallel.parameter import Init, make_parameter
+from ds_engine.parallel.random import Dropout
+from ds_engine.parallel.tensor_parallel import TensorParallel
+from models.common.state import HiddenState, LayerContext
+from models.config import RotaryScalingConfig
+
+
+def rotary_frequencies(
+    rotary_dims: int, base: float, scaling: RotaryScalingConfig, max_position: int
+) -> tuple[Tensor, float]:
+    """Inverse frequencies (R/2,) float32 and the factor on cos and sin.
+
+    Sources: RoFormer (Su et al. 2021); linear: Chen et al. 2023; NTK: bloc97 2023 as adopted by
+    transformers; llama3: the Llama 3.1 model card's rule; YaRN: Peng et al. 2023.
+    """
+    exponents = torch.arange(0, rotary_dims, 2, dtype=torch.float32) / rotary_dims
+    inverse = base**-exponents
+    original = scaling.original_max_sequence_length or max_position
+    if scaling.type == "none":
+        return inverse, 1.0
+    if scaling.type == "linear":
+        return inverse / scaling.factor, 1.0
+    if scaling.type == "dynamic_ntk":
+        stretch = max(max_position / original, 1.0)
+        grown = base * (scaling.factor * stretch - (scaling.factor - 1)) ** (
+            rotary_dims / (rotary_dims - 2)
+        )
+        return grown**-exponents, 1.0
+    if scaling.type == "llama3":
+        wavelength = 2 * math.pi / inverse
+        ratio = original / wavelength
+        smooth = (ratio - scaling.low_freq_factor) / (
+            scaling.high_freq_factor - scaling.low_freq_factor
+        )
+        smooth = smooth.clamp(0.0, 1.0)
+        return inverse * (smooth + (1 - smooth) / scaling.factor), 1.0
+    return _yarn(inverse, rotary_dims, base, scaling, original)
+
+
+def _yarn(
+    inverse: Tensor, rotary_dims: int, base: float, scaling: RotaryScalingConfig, original: int
+) -> tuple[Tensor, float]:
+    def dimension(rotations: float) -> float:
+        turns = math.log(original / (rotations * 2 * math.pi))
+        return rotary_dims * turns / (2 * math.log(base))
+
+    low = max(math.floor(dimension(scaling.beta_fast)), 0)
+    high = min(math.ceil(dimension(scaling.beta_slow)), rotary_dims - 1)
+    ramp = (torch.arange(rotary_dims // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    ramp = ramp.clamp(0.0, 1.0)
+    factor = scaling.attention_factor or 0.1 * math.log(scaling.factor) + 1.0
+    return inverse * (1 - ramp) + inverse / scaling.factor * ramp, factor
+
+
+def rotary_tables(
+    positions: Tensor, inverse: Tensor, factor: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos and sin (B, S, 1, R/2) for positions (B, S); angles in float32."""
+    angles = positions[:, :, None].float() * inverse.to(positions.device)
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return cos.to(dtype)[:, :, None], sin.to(dtype)[:, :, None]
+
+
+def apply_rotary(x: Tensor, tables: tuple[Tensor, Tensor], *, interleaved: bool) -> Tensor:
+    """Rotate the first R of D dims of ``x`` (B, S, N, D).
+
+    ``interleaved`` pairs neighbours (RoFormer, GPT-J); otherwise dim i pairs with i + R/2 (NeoX,
+    Llama).
+    """
+    cos, sin = tables
+    rotary_dims = 2 * cos.shape[-1]
+    turned, rest = x[..., :rotary_dims], x[..., rotary_dims:]
+    if interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    else:
+        a, b = turned.chunk(2, -1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """(N,) slopes of ALiBi (Press et al. 2022): a geometric series, filled up for odd N."""
+
+    def powers(n: int) -> list[float]:
+        start = 2 ** (-8 / n)
+        return [start ** (i + 1) for i in range(n)]
+
+    closest = 2 ** math.floor(math.log2(num_heads))
+    slopes = powers(closest)
+    if closest < num_heads:
+        slopes += powers(2 * closest)[0::2][: num_heads - closest]
+    return torch.tensor(slopes)
+
+
+def alibi_bias(slopes: Tensor, num_queries: int, num_keys: int) -> Tensor:
+    """(1, N, Q, K) float32: slope x (key - query), 0 on the diagonal; the last query is last."""
+    keys = torch.arange(num_keys, device=slopes.device)
+    distance = keys[None, :] - keys[num_keys - num_queries :, None]
+    return (slopes[:, None, None] * distance.clamp(max=0))[None]
+
+
+class PositionEmbedding(nn.Module):
+    """Adds learned positions (if any) to the word embeddings and applies embedding dropout.
+
+    A layer of its own, so that the tied word table holds nothing that the last stage does not use.
+    """
+
+    def __init__(
+        self,
+        num_positions: int | None,
+        hidden_size: int,
+        tp: TensorParallel,
+        init: Init,
+        dropout: Dropout,
+    ) -> None:
+        super().__init__()
+        self.tp = tp
+        shape = (num_positions or 0, hidden_size)
+        self.weight = make_parameter(shape, tp, init) if num_positions else None
+        self.dropout = dropout
+
+    def forward(self, state: HiddenState, context: LayerContext) -> HiddenState:
+        """Hidden (B, S_T, H) plus the table's rows at this shard's positions."""
+        x = state.hidden
+        first = self.tp.rank * x.shape[1] if self.tp.scatters_sequence else 0
+        if self.weight is not None:
+            positions = state.positions
+            if self.tp.scatters_sequence:
+                positions = own_part(positions, self.tp, 1)
+            x = x + F.embedding(positions, local_weight(self.weight, self.tp))
+        return state._replace(hidden=self.dropout(x, state.sample_ids, first))

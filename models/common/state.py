@@ -1,0 +1,63 @@
+"""What flows through a decoder: inputs, the state between layers, and each stage's context.
+
+Legend: ``B`` batch, ``S`` sequence, ``H`` hidden; ``_T`` this rank's sequence part under SP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from models.common.masks import AttentionMask
+
+
+class TokenInput(NamedTuple):
+    """Input of the first layer. All int64.
+
+    Attributes:
+        tokens: (B, S) word numbers.
+        positions: (B, S) place in the document; restarts at each packed document.
+        segments: (B, S) number of the document inside its row.
+        sample_ids: (B,) number of the sample in the run; seeds dropout.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    segments: Tensor
+    sample_ids: Tensor
+
+
+class HiddenState(NamedTuple):
+    """What crosses a stage boundary: activations (B, S_T, H) and the integers that go along."""
+
+    hidden: Tensor
+    positions: Tensor
+    segments: Tensor
+    sample_ids: Tensor
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """What a stage derives once per micro-batch, and what only one end of the model needs.
+
+    Attributes:
+        mask: who may attend to whom.
+        rotary: (cos, sin) tables (B, S, 1, R/2), or None.
+        labels: (labels (B, S) int64, weights (B, S) float32), or None to get logits.
+        cache: keys and values of earlier positions during generation, or None.
+    """
+
+    mask: AttentionMask
+    rotary: tuple[Tensor, Tensor] | None = None
+    labels: tuple[Tensor, ...] | None = None
+    cache: KeyValueStore | None = None
+
+
+class KeyValueStore:
+    """What attention needs from a generation cache; see ``ds_engine.inference.kv_cache``."""
+
+    def extend(self, layer: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Append this call's keys and values (B, S, K, D); return all so far."""
+        raise NotImplementedError
