@@ -89,9 +89,7 @@ class AdamSettings:
         }
 
 
-def reference_trace(
-    plan: LayerPlan, steps: Sequence[Sequence[Batch]], adam: AdamSettings
-) -> Trace:
+def reference_trace(plan: LayerPlan, steps: Sequence[Sequence[Batch]], adam: AdamSettings) -> Trace:
     """Train in this process alone.
 
     Args:
@@ -256,9 +254,17 @@ class SyntheticData:
         ]
 
 
-def _relative(ours: Tensor, theirs: Tensor) -> float:
-    scale = theirs.abs().max().clamp_min(1e-8)
-    return float((ours - theirs).abs().max() / scale)
+def _largest(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference over the largest magnitude: rounding in another order stays small."""
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-8))
+
+
+def _overall(ours: Tensor, theirs: Tensor) -> float:
+    """Length of the difference over the length of the tensor: for coarse number formats."""
+    return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-8))
+
+
+MEASURES = {"largest": _largest, "overall": _overall}
 
 
 def _valid_rows(ours: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,14 +277,21 @@ def _valid_rows(ours: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def compare(
-    ours: Trace, reference: Trace, *, tolerance: float, scalar_tolerance: float | None = None
+    ours: Trace,
+    reference: Trace,
+    *,
+    tolerance: float,
+    scalar_tolerance: float | None = None,
+    measure: str = "largest",
 ) -> list[Difference]:
     """All differences, in the order of the model; see ``Difference.equal``.
 
     Args:
-        tolerance: for tensors, relative to their largest magnitude.
+        tolerance: for tensors, by ``measure``.
         scalar_tolerance: for losses and norms, relative; default the same.
+        measure: ``largest`` or ``overall``.
     """
+    relative = MEASURES[measure]
     scalar = tolerance if scalar_tolerance is None else scalar_tolerance
     rows = []
     for name, a, b in (
@@ -291,7 +304,7 @@ def compare(
         values = []
         for mine, theirs in zip(ours.gradients, reference.gradients, strict=True):
             if name in mine and name in theirs:
-                values.append(_relative(*_valid_rows(mine[name], theirs[name])))
+                values.append(relative(*_valid_rows(mine[name], theirs[name])))
             else:
                 values.append(float("nan") if (name in mine) != (name in theirs) else 0.0)
         # A gradient that is zero in theory is rounding noise in both: hold it against the norm.
@@ -302,7 +315,7 @@ def compare(
         rows.append(_worst(f"gradient of {name}", values, tolerance))
     for name, theirs in reference.weights.items():
         value = (
-            _relative(*_valid_rows(ours.weights[name], theirs))
+            relative(*_valid_rows(ours.weights[name], theirs))
             if name in ours.weights
             else float("nan")
         )
@@ -325,5 +338,7 @@ def _noise_scale(reference: Trace, step: int, name: str) -> float:
 
 def _worst(name: str, values: list[float], tolerance: float) -> Difference:
     # NaN must win over every number: it is the worst there is.
-    index = max(range(len(values)), key=lambda i: float("inf") if values[i] != values[i] else values[i])
+    index = max(
+        range(len(values)), key=lambda i: float("inf") if values[i] != values[i] else values[i]
+    )
     return Difference(name, index, values[index], tolerance)

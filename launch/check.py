@@ -219,8 +219,9 @@ def _warnings(run: RunConfig, dims: ParallelDims, batch: BatchPlan) -> list[str]
             "Muon orthogonalises each tensor-parallel shard alone, so this layout does not equal "
             "one process"
         )
-    if precision(run.deepspeed) == "bf16" and zero_stage(run.deepspeed) == 0:
+    if precision(run.deepspeed) != "fp32" and zero_stage(run.deepspeed) == 0:
         warnings.append(
-            "bf16 with ZeRO stage 0 accumulates gradients in bf16; ZeRO stage 1 does it in fp32"
+            f"{precision(run.deepspeed)} without ZeRO is run as ZeRO stage 1: the same mathematics, "
+            "with gradients accumulated in fp32, which DeepSpeed's stage 0 cannot"
         )
     return warnings

@@ -7,6 +7,7 @@ import click
 from ds_engine.config.reader import nearest
 from ds_engine.errors import DsEngineError
 from launch.guard import check_packages
+from launch.rank import fail
 
 COMMANDS = {
     "config": ("launch.commands.config", "Check and show run files."),
@@ -56,8 +57,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except DsEngineError as error:
-            click.echo(f"error: {error}", err=True)
-            ctx.exit(error.exit_code)
+            fail(error)
 
 
 def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -93,8 +93,7 @@ def main() -> None:
     try:
         check_packages()
     except DsEngineError as error:
-        click.echo(f"error: {error}", err=True)
-        raise SystemExit(error.exit_code) from None
+        fail(error)
     cli(prog_name="ds-engine")
 
 

@@ -4,7 +4,7 @@ Everything that can be said about a model before its first tensor exists is said
 fit together, how many parameters and FLOPs they mean, and which parallel layouts can hold them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from ds_engine.config.reader import AboveZero, Positive, Probability, Range, join_path
@@ -330,6 +330,38 @@ class GPTConfig:
         weights += self.vocab_size * self.hidden_size
         attention = self.num_layers * self.attention.num_heads * self.head_dim * span
         return 6 * weights + 12 * attention
+
+    def shrunk(self, dims: ParallelDims) -> "GPTConfig":
+        """The same architecture at sizes that train in seconds on a CPU, for proofs.
+
+        Every option is kept; what is cut is the number of layers, the widths, the vocabulary (to an
+        odd number of words) and the window. Heads keep their grouping and still fit ``dims``.
+        """
+        attention, heads, kv_heads = self.attention, self.attention.num_heads, 0
+        if attention.kv_heads == heads:
+            heads = kv_heads = 2 * dims.tensor
+        else:
+            kv_heads = min(attention.kv_heads, 2 * dims.tensor)
+            if kv_heads % dims.tensor and dims.tensor % kv_heads:
+                kv_heads = dims.tensor
+            heads = kv_heads * max(2, dims.tensor // kv_heads)
+        small = replace(
+            attention,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=16 if attention.head_dim else None,
+            sliding_window=attention.sliding_window and min(attention.sliding_window, 5),
+        )
+        return replace(
+            self,
+            vocab_size=61,
+            num_layers=max(2, dims.pipeline * dims.virtual_pipeline),
+            hidden_size=16 * heads,
+            max_sequence_length=32,
+            attention=small,
+            mlp=replace(self.mlp, intermediate_size=32 * heads),
+            vocab_multiple=8,
+        )
 
     def _layer_matmul_weights(self) -> int:
         heads, kv_heads = self.attention.num_heads, self.attention.kv_heads

@@ -49,6 +49,9 @@ class ModelConfig(Protocol):
     def padded_vocab_size(self, tensor: int) -> int:
         """Rows of the embedding for a tensor-parallel degree."""
 
+    def shrunk(self, dims: ParallelDims) -> "ModelConfig":
+        """The same architecture at sizes for a proof on a CPU."""
+
 
 @dataclass(frozen=True)
 class Family:

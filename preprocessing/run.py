@@ -103,7 +103,7 @@ def preprocess(
     _check(options)
     report_path = Path(f"{output}.report.json")
     if report_path.exists() and not options.overwrite:
-        raise DataError(f"{report_path} exists; choose another output or overwrite it")
+        raise DataError(f"{report_path} exists; choose another --output or pass --overwrite")
     files = find_inputs(inputs, pattern=options.pattern, format=options.format)
     tokenizer = load_tokenizer(options.tokenizer, eod=options.eod)
     report = Report(

@@ -44,7 +44,7 @@ def train_tokenizer(
         )
     path = Path(output)
     if path.exists() and not options.overwrite:
-        raise DataError(f"{path} exists; choose another output or overwrite it")
+        raise DataError(f"{path} exists; choose another --output or pass --overwrite")
     model = Tokenizer(models.BPE())
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()

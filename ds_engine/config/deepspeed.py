@@ -69,12 +69,6 @@ def check_rules(section: Mapping[str, Any], parallel: ParallelConfig) -> list[st
             f"{pipeline}: a pipeline keeps its gradients over micro-batches; use stage 1, or "
             "parallel.pipeline = 1"
         )
-    if pipeline > 1 and stage == 0 and clipping > 0 and precision(section) == "fp32":
-        problems.append(
-            f"deepspeed.gradient_clipping = {clipping:g} with fp32, ZeRO stage 0 and "
-            f"parallel.pipeline = {pipeline} would use a wrong gradient norm (DeepSpeed sees one "
-            "stage only); use ZeRO stage 1 (ds_configs/deepspeed/zero1.json)"
-        )
     if clipping < 0:
         problems.append(f"deepspeed.gradient_clipping = {clipping:g} must be at least 0 (0: off)")
     zero = section.get("zero_optimization") or {}
@@ -157,8 +151,10 @@ def normalise_deepspeed(section: Mapping[str, Any], batch: BatchPlan) -> dict[st
     }
     result.setdefault("gradient_clipping", 0.0)
     result.setdefault("steps_per_print", NEVER_PRINT)
-    # Without ZeRO, DeepSpeed has no optimizer that accumulates 16-bit gradients in fp32.
-    if precision(section) != "fp32" and zero_stage(section) >= 1:
+    if precision(section) != "fp32":
+        # Without ZeRO, DeepSpeed has no optimizer that accumulates 16-bit gradients in fp32.
+        if zero_stage(section) == 0:
+            result.setdefault("zero_optimization", {})["stage"] = 1
         result.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
     if precision(section) == "bf16":
         result["bf16"].setdefault("check_grad_overflow", True)
@@ -251,7 +247,7 @@ def _check_precision(section: Mapping[str, Any]) -> list[str]:
         )
     accumulate = (section.get("data_types") or {}).get("grad_accum_dtype")
     kind = precision(section)
-    if accumulate not in (None, kind) and zero_stage(section) == 0:
+    if kind == "fp32" and accumulate not in (None, kind) and zero_stage(section) == 0:
         problems.append(
             f"deepspeed.data_types.grad_accum_dtype = {accumulate} with {kind} needs ZeRO stage 1 "
             "or higher; DeepSpeed has no such optimizer without ZeRO"

@@ -221,7 +221,8 @@ class WandbConfig:
         project: Project name.
         name: Run name; null: chosen by wandb.
         group: Group of runs.
-        mode: "online" sends, "offline" writes below the run folder, "disabled" does nothing.
+        mode: "online" sends, "offline" writes below the run folder, "disabled" does nothing; "auto"
+            is "online" with an API key and "offline" without.
         entity: Team or user.
         tags: Tags of the run.
     """
@@ -229,7 +230,7 @@ class WandbConfig:
     project: str
     name: str | None = None
     group: str | None = None
-    mode: Literal["online", "offline", "disabled"] = "online"
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     entity: str | None = None
     tags: tuple[str, ...] = ()
 
@@ -242,8 +243,8 @@ class TrackingConfig:
         wandb: Weights & Biases; null: off.
         jsonl: Whether rows are written to `log.jsonl` in the run folder.
         progress: Whether a progress line is shown on the terminal.
-        peak_tflops: Peak dense TFLOP/s of one device for the model FLOPs utilisation; null: looked
-            up by device name, or not reported.
+        peak_tflops: Peak dense TFLOP/s of one device for the model FLOPs utilisation; null: not
+            reported.
     """
 
     wandb: WandbConfig | None = None

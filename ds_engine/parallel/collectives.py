@@ -55,7 +55,7 @@ def reduce_scatter(x: Tensor, tp: TensorParallel, dim: int) -> Tensor:
     if not tp.active:
         return x
     moved = x.movedim(dim, 0).contiguous()
-    out = moved.new_empty(moved.shape[0] // tp.size, *moved.shape[1:])
+    out = moved.new_empty(_part_size(x, tp, dim), *moved.shape[1:])
     dist.reduce_scatter_single(out, moved, group=tp.group)
     return out.movedim(0, dim)
 
@@ -64,8 +64,18 @@ def own_part(x: Tensor, tp: TensorParallel, dim: int) -> Tensor:
     """This rank's contiguous part of ``dim``; a view."""
     if not tp.active:
         return x
-    size = x.shape[dim] // tp.size
+    size = _part_size(x, tp, dim)
     return x.narrow(dim, tp.rank * size, size)
+
+
+def _part_size(x: Tensor, tp: TensorParallel, dim: int) -> int:
+    size, rest = divmod(x.shape[dim], tp.size)
+    if rest:
+        raise ValueError(
+            f"dimension {dim} of a tensor of shape {tuple(x.shape)} cannot be cut into {tp.size} "
+            "equal parts; pad the sequence to a multiple of parallel.tensor"
+        )
+    return size
 
 
 class _CopyTo(torch.autograd.Function):

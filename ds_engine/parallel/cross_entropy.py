@@ -43,6 +43,10 @@ class LossOptions:
     label_smoothing: float = 0.0
     z_loss: float = 0.0
 
+    def for_mode(self, *, training: bool) -> LossOptions:
+        """Evaluation measures the cross-entropy alone, whatever training adds to it."""
+        return self if training else LossOptions(self.vocab_size)
+
 
 def _reduce(x: Tensor, tp: TensorParallel, op: Any = dist.ReduceOp.SUM) -> Tensor:
     if tp.active:
@@ -141,10 +145,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x = hidden.reshape(-1, hidden.shape[-1])
         labels, token_weights = labels.reshape(-1), token_weights.reshape(-1).float()
         grad_x = torch.empty_like(x) if gradient else None
+        # float16 cannot hold gradients of the size 1 / tokens (its smallest number is 6e-8): keep
+        # them at the size of one token's until the loss scale arrives in the backward pass.
+        half = weight.dtype == torch.float16
+        unit = token_weights.abs().amax().clamp(min=1e-30) if half else token_weights.new_ones(())
+        token_scales = token_weights / unit
         # More than one chunk in low precision: sum the chunks in float32, round once at the end.
         rows = _chunk_rows(weight.shape[0])
         chunks = range(0, x.shape[0], rows)
-        low = weight.dtype != torch.float32 and len(chunks) > 1
+        low = half or (weight.dtype != torch.float32 and len(chunks) > 1)
         grad_w = (
             torch.zeros_like(weight, dtype=torch.float32 if low else None) if gradient else None
         )
@@ -160,10 +169,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss, grad = _loss_and_gradient(
                 logits.float(), labels[start : start + rows], options, tp, gradient=gradient
             )
-            scale = token_weights[start : start + rows]
-            total += torch.dot(loss, scale)
+            total += torch.dot(loss, token_weights[start : start + rows])
             if gradient:
-                grad *= scale[:, None]
+                grad *= token_scales[start : start + rows, None]
                 grad_b = grad_b if grad_b is None else grad_b.add_(grad.sum(0))
                 grad = grad.to(weight.dtype)
                 torch.mm(grad, weight, out=grad_x[start : start + rows])
@@ -172,13 +180,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 else:
                     grad_w.addmm_(grad.t(), part)
         if gradient:
-            grad_b = None if grad_b is None else grad_b.to(bias.dtype)
-            ctx.save_for_backward(grad_x.view_as(hidden), grad_w.to(weight.dtype), grad_b)
+            grad_w = grad_w if half else grad_w.to(weight.dtype)
+            ctx.save_for_backward(grad_x.view_as(hidden), grad_w, grad_b, unit)
+            ctx.dtypes = hidden.dtype, weight.dtype, bias if bias is None else bias.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grads = [None if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors]
+        *saved, unit = ctx.saved_tensors
+        factor = grad * unit  # in float32: rounded to bfloat16 it would bias the whole gradient
+        grads = [
+            None if g is None else (g.float() * factor).to(dtype)
+            for g, dtype in zip(saved, ctx.dtypes, strict=True)
+        ]
         return (*grads, None, None, None, None)
 
 

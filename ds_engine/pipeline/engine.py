@@ -96,7 +96,9 @@ class StageEngine(_OwnUpdate, PipelineEngine):
     }
 
 
-def make_engine(module: nn.Module, groups: list[dict[str, Any]], config: dict[str, Any], mpu: Any) -> Any:
+def make_engine(
+    module: nn.Module, groups: list[dict[str, Any]], config: dict[str, Any], mpu: Any
+) -> Any:
     """Wrap a model in its engine.
 
     Args:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 
+from ds_engine.errors import ConfigError
 from ds_engine.parallel.context import ParallelContext
 from ds_engine.pipeline.engine import make_engine
 from ds_engine.pipeline.plan import LayerPlan
@@ -83,6 +84,25 @@ def init_distributed(timeout_seconds: float = 1800.0) -> None:
         )
     elif not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(verbose=False)
+
+
+def check_precision(dtype: torch.dtype) -> None:
+    """Refuse a precision that this machine's accelerator cannot train in.
+
+    Raises:
+        ConfigError: naming the device and the precision to use instead.
+    """
+    accelerator = get_accelerator()
+    if dtype is torch.float16 and not accelerator.is_fp16_supported():
+        raise ConfigError(
+            f"deepspeed.fp16.enabled = true, but the device here is {accelerator.device_name()}, "
+            "which has no fp16 training; use ds_configs/deepspeed/bf16.json"
+        )
+    if dtype is torch.bfloat16 and not accelerator.is_bf16_supported():
+        raise ConfigError(
+            f"deepspeed.bf16.enabled = true, but the device here is {accelerator.device_name()}, "
+            "which has no bf16; use ds_configs/deepspeed/fp16.json or fp32.json"
+        )
 
 
 def full_gradient(parameter: Tensor) -> Tensor | None:

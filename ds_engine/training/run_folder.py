@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +145,17 @@ class RunFolder:
                 f'{self.run_path} has no "run_id"; restore it, or delete it to start a new run id'
             )
         return run_id
+
+    def keep_tokenizer(self, path: str | None) -> None:
+        """Copy the tokenizer (a file or a folder), so that the run can generate by itself."""
+        if path is None:
+            return
+        source, target = Path(path), self.path / "tokenizer"
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        else:
+            target.mkdir(exist_ok=True)
+            shutil.copy2(source, target / source.name)
 
     def write_config(self, resolved: dict[str, Any]) -> None:
         """Store the resolved run config."""

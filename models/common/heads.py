@@ -52,7 +52,14 @@ class WordEmbedding(VocabParallelEmbedding):
         """Embed tokens, or project hidden states on the same weights."""
         if as_head:
             assert isinstance(state, HiddenState)
-            return project_to_vocabulary(state, context, self.weight, None, self.options, self.tp)
+            return project_to_vocabulary(
+                state,
+                context,
+                self.weight,
+                None,
+                self.options.for_mode(training=self.training),
+                self.tp,
+            )
         assert isinstance(state, TokenInput)
         hidden = super().forward(state.tokens)
         return HiddenState(hidden, state.positions, state.segments, state.sample_ids)
@@ -80,11 +87,18 @@ class OutputHead(nn.Module):
         self.tp, self.options = tp, options
         valid = options.vocab_size
         self.weight = make_parameter((padded_size, hidden_size), tp, init, dim=0, valid=valid)
-        self.bias = make_parameter((padded_size,), tp, ZEROS, dim=0) if bias else None
+        self.bias = make_parameter((padded_size,), tp, ZEROS, dim=0, valid=valid) if bias else None
 
     def forward(self, state: HiddenState, context: LayerContext) -> Tensor:
         """Loss with labels, else logits."""
-        return project_to_vocabulary(state, context, self.weight, self.bias, self.options, self.tp)
+        return project_to_vocabulary(
+            state,
+            context,
+            self.weight,
+            self.bias,
+            self.options.for_mode(training=self.training),
+            self.tp,
+        )
 
 
 class FinalNorm(nn.Module):

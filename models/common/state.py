@@ -6,7 +6,7 @@ Legend: ``B`` batch, ``S`` sequence, ``H`` hidden; ``_T`` this rank's sequence p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -55,9 +55,11 @@ class LayerContext:
     cache: KeyValueStore | None = None
 
 
-class KeyValueStore:
-    """What attention needs from a generation cache; see ``ds_engine.inference.kv_cache``."""
+class KeyValueStore(Protocol):
+    """What a model needs from a generation cache; see ``ds_engine.inference.kv_cache``."""
+
+    def key_segments(self, segments: Tensor) -> Tensor:
+        """Append this call's document numbers (B, S), once per forward; return all (B, K)."""
 
     def extend(self, layer: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append this call's keys and values (B, S, K, D); return all so far."""
-        raise NotImplementedError
+        """Append this call's keys and values (B, S, M, D); return all so far (B, K, M, D)."""

@@ -111,7 +111,7 @@ def test_a_run_built_in_code_is_checked_too() -> None:
         ({"training.lr_schedule": {"warmup_steps": 10}}, 4, "never reached"),
         ({"deepspeed.optimizer": {"type": "Lion", "params": {"lr": 1}}}, 4, "no kernel for CPU"),
         ({"deepspeed.optimizer": {"type": "Muon", "params": {"lr": 1}}}, 4, "orthogonalises"),
-        ({"deepspeed.bf16": {"enabled": True}}, 4, "accumulates gradients in bf16"),
+        ({"deepspeed.bf16": {"enabled": True}}, 4, "run as ZeRO stage 1"),
     ],
 )
 def test_doubtful_settings_are_warned_of(changes, world, message) -> None:

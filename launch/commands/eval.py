@@ -1,0 +1,59 @@
+"""``ds-engine eval``: loss and perplexity of a checkpoint."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from launch.rank import is_rank
+
+
+@click.command()
+@click.option(
+    "--checkpoint",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A run folder, or one of its checkpoints.",
+)
+@click.option("--data", multiple=True, help="Prefix of indexed data; default: the run's own.")
+@click.option("--max-samples", type=click.IntRange(min=1), help="Stop after so many samples.")
+@click.option("--micro-batch-size", default=4, show_default=True, type=click.IntRange(min=1))
+@click.option("--tensor", default=1, show_default=True, type=click.IntRange(min=1))
+@click.option("--nproc", type=click.IntRange(min=1), help="Processes; default: --tensor.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    checkpoint: Path,
+    data: tuple[str, ...],
+    max_samples: int | None,
+    micro_batch_size: int,
+    tensor: int,
+    nproc: int | None,
+    as_json: bool,
+) -> None:
+    """Evaluate a checkpoint on validation data.
+
+    Example: ds-engine eval --checkpoint runs/gpt_tiny
+    """
+    ranks = nproc or tensor
+    if ranks > 1 and not is_rank():
+        from launch.local import run_command_as_ranks
+
+        sys.exit(run_command_as_ranks(sys.argv[1:], ranks))
+    from launch.evaluate import evaluate_run
+
+    result, rank = evaluate_run(
+        checkpoint,
+        data,
+        tensor=tensor,
+        micro_batch_size=micro_batch_size,
+        max_samples=max_samples,
+    )
+    if rank == 0 and as_json:
+        click.echo(json.dumps({**result.metrics(), "validation/tokens": result.tokens}))
+    elif rank == 0:
+        perplexity = result.metrics()["validation/perplexity"]
+        click.echo(
+            f"loss {result.loss:.4f} nats per token, perplexity {perplexity:,.1f}, "
+            f"{result.tokens:,} tokens"
+        )

@@ -1,0 +1,60 @@
+"""``ds-engine generate``: continue prompts with a trained model."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from launch.rank import is_rank
+
+
+@click.command()
+@click.option(
+    "--checkpoint",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A run folder, or one of its checkpoints.",
+)
+@click.option("--prompt", "prompts", multiple=True, help="Text to continue; may be repeated.")
+@click.option(
+    "--prompt-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="One prompt per line.",
+)
+@click.option("--max-new-tokens", default=100, show_default=True, type=click.IntRange(min=1))
+@click.option("--temperature", default=0.0, show_default=True, help="0: the likeliest token.")
+@click.option("--top-k", type=click.IntRange(min=1), help="Draw among the k likeliest tokens.")
+@click.option("--top-p", default=1.0, show_default=True, help="Draw within this probability.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--tensor", default=1, show_default=True, type=click.IntRange(min=1), help="Ranks.")
+@click.option("--tokenizer", type=click.Path(exists=True, path_type=Path), help="Another one.")
+def command(
+    checkpoint: Path,
+    prompts: tuple[str, ...],
+    prompt_file: Path | None,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+    seed: int,
+    tensor: int,
+    tokenizer: Path | None,
+) -> None:
+    """Continue prompts with a trained model.
+
+    Example: ds-engine generate --checkpoint runs/gpt_tiny --prompt "def main" --temperature 0.8
+    """
+    if tensor > 1 and not is_rank():
+        from launch.local import run_command_as_ranks
+
+        sys.exit(run_command_as_ranks(sys.argv[1:], tensor))
+    from launch.generate import Sampling, generate_texts
+
+    if prompt_file is not None:
+        prompts = (*prompts, *prompt_file.read_text(encoding="utf-8").splitlines())
+    if not prompts:
+        raise click.UsageError("give at least one --prompt, or a --prompt-file")
+    sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
+    texts = generate_texts(checkpoint, prompts, sampling, tensor=tensor, tokenizer=tokenizer)
+    if texts is not None:
+        click.echo("\n----\n".join(texts))

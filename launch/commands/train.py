@@ -1,0 +1,45 @@
+"""``ds-engine train``: check a run, then start its ranks through the deepspeed launcher."""
+
+import os
+import sys
+
+import click
+
+from ds_engine.config.load import load_run
+from launch.check import check_files, check_run
+
+MODULE = "launch.train"
+
+
+@click.command()
+@click.option("--config", required=True, type=click.Path(dir_okay=False), help="The run file.")
+@click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    help="Ranks on this machine; default: one per accelerator device, 1 on a CPU.",
+)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value.")
+@click.option("--dry-run", is_flag=True, help="Print what would run, and stop.")
+def command(config: str, nproc: int | None, overrides: tuple[str, ...], dry_run: bool) -> None:
+    """Train a model on this machine; the same command resumes it.
+
+    Example: ds-engine train --config ds_configs/runs/gpt_tiny.json --nproc 2
+    """
+    from launch.accelerator import find_accelerator
+    from launch.deepspeed_launcher import free_port, local_command, local_environment
+    from launch.local import run_ranks
+
+    run = load_run(config, overrides)
+    accelerator = find_accelerator(dict(os.environ))
+    ranks = nproc or accelerator.devices
+    source = "--nproc" if nproc else f"the {accelerator.devices} {accelerator.name} device(s) here"
+    resolved = check_run(run, ranks, source)
+    arguments = ["--config", config, *(word for o in overrides for word in ("--set", o))]
+    line = local_command(MODULE, arguments, nproc=ranks, port=free_port())
+    if dry_run:
+        click.echo(" ".join(line))
+        click.echo(f"{ranks} ranks: {resolved.dims.describe()}; {resolved.batch.explain()}")
+        return
+    check_files(resolved.run)
+    environment = local_environment(os.environ, accelerator=accelerator.name)
+    sys.exit(run_ranks(line, environment, MODULE))

@@ -1,0 +1,102 @@
+"""A trained model out of a run folder, for generation and evaluation in any tensor layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ds_engine.config.load import read_run
+from ds_engine.config.schema import RunConfig
+from ds_engine.errors import CheckpointError, ConfigError
+from ds_engine.parallel.context import ParallelContext, RankInfo
+from ds_engine.parallel.dims import ParallelDims
+from ds_engine.parallel.tensor_parallel import TensorParallel
+from ds_engine.pipeline.sequential import SequentialModel
+from ds_engine.training.checkpoint import files
+from ds_engine.training.checkpoint.weights import FullWeights
+from launch.compose import make_plan
+from models.registry import ModelConfig, read_model
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A checkpoint with the run that wrote it.
+
+    Attributes:
+        checkpoint: folder of the checkpoint.
+        run: the resolved run.
+        model: its model.
+        tokenizer: path of the tokenizer, or None when the run named none.
+    """
+
+    checkpoint: Path
+    run: RunConfig
+    model: ModelConfig
+    tokenizer: Path | None
+
+
+def open_run(path: Path, tokenizer: Path | None = None) -> SavedRun:
+    """Find the checkpoint that ``path`` means.
+
+    Args:
+        path: a run folder (its newest complete checkpoint is taken) or a checkpoint folder.
+        tokenizer: instead of the run's own.
+
+    Raises:
+        CheckpointError: there is no usable checkpoint.
+    """
+    if (path / files.MANIFEST).is_file():
+        checkpoint, home = path, path.parent.parent
+        files.verify(checkpoint)
+    else:
+        home = path
+        newest, problems = files.newest_complete(path / "checkpoints")
+        if newest is None:
+            raise CheckpointError(
+                f"{path} has no usable checkpoint {'; '.join(problems)}; give a run folder (the "
+                "run's checkpoint.directory) or one of its checkpoints/step_NNNNNNNN"
+            )
+        checkpoint = newest
+    run = read_run(files.read_json(checkpoint / "config.json"))
+    kept = home / "tokenizer"
+    if tokenizer is None and kept.is_dir() and run.data.tokenizer is not None:
+        named = kept / Path(run.data.tokenizer).name
+        tokenizer = named if named.is_file() else kept
+    elif tokenizer is None and run.data.tokenizer is not None:
+        tokenizer = Path(run.data.tokenizer)
+    return SavedRun(checkpoint, run, read_model(run.model), tokenizer)
+
+
+def connect(tensor: int) -> ParallelContext:
+    """Join this rank's world with a tensor-parallel degree; one process needs no world.
+
+    Raises:
+        ConfigError: the degree does not divide the number of processes.
+    """
+    rank = RankInfo.from_environment()
+    dims = ParallelDims(rank.world_size, tensor=tensor)
+    if rank.world_size > 1:
+        from ds_engine.training.engine import init_distributed
+
+        init_distributed()
+    return ParallelContext.create(dims)
+
+
+def load_model(
+    saved: SavedRun, tp: TensorParallel, *, dtype: torch.dtype = torch.float32
+) -> SequentialModel:
+    """Build the model for this rank and fill it from the checkpoint; in evaluation mode.
+
+    Raises:
+        ConfigError: the model cannot be cut into so many tensor-parallel ranks.
+        CheckpointError: the checkpoint is of another model.
+    """
+    problems = saved.model.check(ParallelDims(tp.size, tensor=tp.size))
+    if problems:
+        raise ConfigError("; ".join(problems))
+    model = SequentialModel(make_plan(saved.run, saved.model, tp, dtype=dtype)).to(dtype)
+    FullWeights(saved.checkpoint).load_into(model.canonical_parameters())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device).eval()

@@ -1,0 +1,216 @@
+"""The equality proof on a user's own run: same model options and layout, sizes shrunk.
+
+Each rank trains its part for a few steps on hard synthetic batches (packed documents of unequal
+length, masked tokens); rank 0 also trains the whole model alone, with torch and nothing else, and
+holds the two traces against each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ds_engine.config.batch import BatchPlan
+from ds_engine.config.deepspeed import normalise_deepspeed, precision, zero_stage
+from ds_engine.config.schema import RunConfig
+from ds_engine.errors import ConfigError
+from ds_engine.parallel.context import ParallelContext
+from ds_engine.parallel.dims import ParallelDims
+from ds_engine.parallel.tensor_parallel import TensorParallel
+from ds_engine.training.engine import (
+    build_train_step,
+    full_gradient,
+    full_weight,
+    init_distributed,
+)
+from ds_engine.verify import (
+    AdamSettings,
+    Difference,
+    SyntheticData,
+    Trace,
+    compare,
+    layout_trace,
+    reference_trace,
+)
+from launch.compose import DTYPES, make_plan
+from models.registry import ModelConfig, read_model
+
+ACCUMULATION = 2
+MICRO_BATCH = 2
+SEQUENCE = 32
+# Sums in another order: 1e-5 of the largest magnitude. bf16 rounds to 8 bits: by length, 10 %.
+TOLERANCES: dict[str, dict[str, Any]] = {
+    "fp32": {"tolerance": 1e-5},
+    "bf16": {"tolerance": 0.1, "scalar_tolerance": 0.02, "measure": "overall"},
+}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Result of one precision."""
+
+    precision: str
+    rows: list[Difference]
+
+    @property
+    def first_wrong(self) -> Difference | None:
+        """The first quantity, in the order of the model, that differs too much."""
+        return next((row for row in self.rows if not row.equal), None)
+
+
+@dataclass(frozen=True)
+class ProofPlan:
+    """What will be proven.
+
+    Attributes:
+        dims: the layout, with degrees cut so that it fits ``max_processes``.
+        model: the shrunk model.
+        notes: what differs from the user's run, for people.
+    """
+
+    dims: ParallelDims
+    model: ModelConfig
+    notes: tuple[str, ...]
+
+
+def plan_proof(run: RunConfig, *, data: int, max_processes: int) -> ProofPlan:
+    """Shrink a run to what a small machine can hold.
+
+    Args:
+        run: the user's run.
+        data: replicas to prove with.
+        max_processes: most ranks to start; larger degrees are halved until it fits.
+
+    Raises:
+        ConfigError: the layout does not fit the model.
+    """
+    parallel, notes = run.parallel, []
+    degrees = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": data}
+
+    def world() -> int:
+        return degrees["tensor"] * degrees["pipeline"] * degrees["data"]
+
+    asked = dict(degrees)
+    while world() > max_processes:
+        largest = max(degrees, key=lambda axis: degrees[axis])
+        degrees[largest] = max(degrees[largest] // 2, 1)
+    notes += [
+        f"{axis} = {asked[axis]} is proven at {degrees[axis]} (at most {max_processes} processes)"
+        for axis in degrees
+        if degrees[axis] != asked[axis]
+    ]
+    model = read_model(run.model)
+    problems = model.check(
+        ParallelDims(
+            parallel.tensor * parallel.pipeline,
+            tensor=parallel.tensor,
+            pipeline=parallel.pipeline,
+        )
+    )
+    if problems:
+        raise ConfigError("; ".join(problems))
+    dims = ParallelDims(world(), tensor=degrees["tensor"], pipeline=degrees["pipeline"])
+    return ProofPlan(dims, model.shrunk(dims), tuple(notes))
+
+
+def _deepspeed(run: RunConfig, kind: str, adam: AdamSettings, dims: ParallelDims) -> dict[str, Any]:
+    section = {**run.deepspeed, "optimizer": adam.deepspeed_optimizer()}
+    for name in ("bf16", "fp16"):
+        section.pop(name, None)
+    if kind == "bf16":
+        section["bf16"] = {"enabled": True}
+    section.pop("data_types", None)
+    section["gradient_clipping"] = adam.clip
+    section["zero_force_ds_cpu_optimizer"] = False
+    batch = BatchPlan(ACCUMULATION * MICRO_BATCH * dims.data, MICRO_BATCH, ACCUMULATION, dims.data)
+    return normalise_deepspeed(section, batch)
+
+
+def prove(run: RunConfig, plan: ProofPlan, *, steps: int) -> list[Proof]:
+    """Prove as one rank of ``plan.dims``; the result is complete on rank 0.
+
+    fp32 is always proven, because only there is equality sharp; bf16 too when the run uses it.
+    """
+    init_distributed()
+    context = ParallelContext.create(plan.dims)
+    kinds = ["fp32"] + (["bf16"] if precision(run.deepspeed) == "bf16" else [])
+    adam = AdamSettings(learning_rate=1e-3, clip=0.5)
+    dims = plan.dims
+    data = SyntheticData(
+        plan.model.vocab_size, SEQUENCE, ACCUMULATION * MICRO_BATCH * dims.data, seed=run.seed
+    )
+    reference = None
+    if context.rank == 0:
+        whole = make_plan(run, plan.model, TensorParallel.single(), dtype=torch.float32)
+        batches = [data.step(number, MICRO_BATCH, 0, 1) for number in range(steps)]
+        reference = reference_trace(whole, batches, adam)
+    proofs = []
+    for kind in kinds:
+        trace = _trace(run, plan, context, kind, data, adam, steps)
+        rows = compare(trace, reference, **TOLERANCES[kind]) if reference is not None else []
+        proofs.append(Proof(kind, rows))
+    return proofs
+
+
+def _trace(
+    run: RunConfig,
+    plan: ProofPlan,
+    context: ParallelContext,
+    kind: str,
+    data: SyntheticData,
+    adam: AdamSettings,
+    steps: int,
+) -> Trace:
+    tp = context.tensor_parallel(sequence_parallel=run.parallel.sequence)
+    step = build_train_step(
+        make_plan(run, plan.model, tp, dtype=DTYPES[kind]),
+        context,
+        _deepspeed(run, kind, adam, plan.dims),
+        partition=run.parallel.partition,
+        recompute_every=run.training.activation_checkpointing.every or 0,
+    )
+    replica, replicas = context.get_data_parallel_rank(), context.get_data_parallel_world_size()
+    return layout_trace(
+        step,
+        lambda number: data.step(number, MICRO_BATCH, replica, replicas),
+        steps,
+        adam,
+        full_gradient=full_gradient,
+        full_weight=full_weight,
+    )
+
+
+def table(proof: Proof, *, rows: int = 12) -> str:
+    """The largest differences as text, loss and norm first."""
+    scalars, tensors = proof.rows[:2], proof.rows[2:]
+    worst = sorted(tensors, key=lambda row: -row.value if row.value == row.value else -1e300)
+    lines = [f"{'quantity':<58} {'largest difference':>18} {'allowed':>9}"]
+    for row in [*scalars, *worst[:rows]]:
+        mark = "" if row.equal else "  DIFFERS"
+        lines.append(f"{row.name:<58} {row.value:>18.2e} {row.tolerance:>9.0e}{mark}")
+    return "\n".join(lines)
+
+
+def describe(run: RunConfig, plan: ProofPlan) -> str:
+    """What is about to be proven, in one line."""
+    extras = [f"ZeRO {zero_stage(run.deepspeed)}"]
+    extras += ["sequence parallel"] if run.parallel.sequence else []
+    return f"{plan.dims.describe()}, {', '.join(extras)}: {plan.model.num_parameters():,} parameters"
+
+
+def verdict(proofs: Sequence[Proof]) -> tuple[str, bool]:
+    """(one line for people, whether all is equal)."""
+    for proof in proofs:
+        wrong = proof.first_wrong
+        if wrong is not None:
+            return (
+                f"NOT equal in {proof.precision}: first {wrong.name}, off by {wrong.value:.2e} "
+                f"in step {wrong.step + 1} (allowed {wrong.tolerance:.0e})",
+                False,
+            )
+    names = " and ".join(proof.precision for proof in proofs)
+    return f"equal to one process in {names}", True

@@ -1,0 +1,55 @@
+"""Fixtures for all areas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.worlds import RankError, World
+
+
+class WarmWorlds:
+    """Worlds of several sizes, started when first asked for and kept for the session."""
+
+    def __init__(self) -> None:
+        self._worlds: dict[int, World] = {}
+
+    def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run ``body(rank, *args)`` on ``size`` live ranks; what each returned.
+
+        A world in which a rank failed is not used again.
+        """
+        if size not in self._worlds:
+            self._worlds[size] = World(size)
+        try:
+            return self._worlds[size].run(body, *args)
+        except RankError:
+            del self._worlds[size]
+            raise
+
+    def close(self) -> None:
+        for world in self._worlds.values():
+            world.close()
+
+
+def _nothing(rank: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="session")
+def warm_worlds() -> Iterator[WarmWorlds]:
+    worlds = WarmWorlds()
+    worlds.run(2, _nothing)  # the fork server's imports are not the first test's
+    yield worlds
+    worlds.close()
+
+
+@pytest.fixture(scope="session")
+def warm_world(warm_worlds: WarmWorlds) -> Callable[..., list[Any]]:
+    """``warm_world(size, body, *args)``: the answers of ``body(rank, *args)`` on live ranks.
+
+    The body is a module-level function; ranks are not fresh, so it must leave nothing behind.
+    """
+    return warm_worlds.run

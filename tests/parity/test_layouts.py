@@ -1,0 +1,80 @@
+"""Every layout equals one process: five steps of loss, gradients, norm and updated weights."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from ds_engine.verify import Trace, compare
+from tests.parity.layouts import Layout, layout_body, reference_body
+from tests.worlds import run_world
+
+# fp32: relative to the largest magnitude of each tensor. bf16 rounds to 8 bits, so tensors are
+# compared by length: the figures are what one process in bf16 differs from fp32 by, doubled.
+FP32 = {"tolerance": 1e-5}
+BF16 = {"tolerance": 0.1, "scalar_tolerance": 2e-2, "measure": "overall"}
+
+LAYOUTS = [
+    Layout(micro=4),
+    Layout(zero=1),
+    Layout(zero=2, micro=2),
+    Layout(zero=3, recompute=1),
+    Layout(tensor=2),
+    Layout(tensor=4),
+    Layout(tensor=2, sequence=True),
+    Layout(tensor=4, sequence=True, recompute=2),
+    Layout(pipeline=2),
+    Layout(pipeline=4, micro=2, recompute=1),
+    Layout(data=2),
+    Layout(data=2, zero=1, recompute=2),
+    Layout(data=2, zero=2),
+    Layout(data=2, zero=3),
+    Layout(data=2, zero=2, offload=True),
+    Layout(tensor=2, pipeline=2),
+    Layout(tensor=2, sequence=True, pipeline=2, recompute=1),
+    Layout(pipeline=2, data=2, zero=1),
+    Layout(tensor=2, data=2, zero=1),
+    Layout(tensor=2, sequence=True, data=2, zero=2),
+    Layout(tensor=2, data=2, zero=3),
+    pytest.param(Layout(tensor=2, pipeline=2, data=2, zero=1), marks=pytest.mark.slow),
+    pytest.param(
+        Layout(tensor=2, sequence=True, pipeline=2, data=2, zero=1, recompute=1),
+        marks=pytest.mark.slow,
+    ),
+]
+BF16_LAYOUTS = [
+    Layout(zero=1, bf16=True),
+    Layout(zero=1, data=2, bf16=True),
+    Layout(zero=2, data=2, bf16=True),
+    Layout(zero=3, data=2, bf16=True),
+    Layout(zero=1, pipeline=2, bf16=True),
+    Layout(zero=1, tensor=2, sequence=True, bf16=True),
+    Layout(zero=1, tensor=2, pipeline=2, recompute=1, bf16=True),
+]
+
+
+@functools.cache
+def reference(family: str) -> Trace:
+    return run_world(1, reference_body, family)[0]
+
+
+def check(family: str, layout: Layout, **tolerances: Any) -> None:
+    trace = run_world(layout.world, layout_body, family, layout)[0]
+    rows = compare(trace, reference(family), **tolerances)
+    wrong = [f"{row.name}: {row.value:.2e} in step {row.step}" for row in rows if not row.equal]
+    assert len(rows) > 60
+    assert not wrong, f"{family} {layout.name}: {wrong[:8]} and {max(len(wrong) - 8, 0)} more"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("family", ["gpt_dropout", "llama_dropout"])
+def test_layout_equals_one_process(family: str, layout: Layout) -> None:
+    check(family, layout, **FP32)
+
+
+@pytest.mark.parametrize("layout", BF16_LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_bf16_layout_is_near_one_process_in_fp32(family: str, layout: Layout) -> None:
+    check(family, layout, **BF16)
