@@ -36,6 +36,6 @@ class LaunchError(DsEngineError):
 
 
 class NumericsError(DsEngineError):
-    """Training that went wrong numerically (too many non-finite steps) or a failed equality proof."""
+    """Training that went wrong numerically, such as too many steps without finite gradients."""
 
     exit_code = 6

@@ -101,8 +101,9 @@ def reference_trace(plan: LayerPlan, steps: Sequence[Sequence[Batch]], adam: Ada
     parameters = model.canonical_parameters()
     decayed = [p for p in parameters.values() if p.ndim > 1]
     rest = [p for p in parameters.values() if p.ndim <= 1]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed}, {"params": rest, "weight_decay": 0.0}],
+        groups,
         lr=adam.learning_rate,
         betas=adam.betas,
         eps=PROOF_EPSILON,
@@ -116,12 +117,13 @@ def reference_trace(plan: LayerPlan, steps: Sequence[Sequence[Batch]], adam: Ada
         for inputs, (labels, mask) in batches:
             loss = model(inputs, (labels, mask / tokens))
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
         gradients = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
         norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
         if adam.clip and norm > adam.clip:
             for p in parameters.values():
-                p.grad.mul_(adam.clip / (norm + 1e-6))
+                if p.grad is not None:
+                    p.grad.mul_(adam.clip / (norm + 1e-6))
         optimizer.step()
         trace.losses.append(total)
         trace.norms.append(float(norm))
@@ -302,11 +304,11 @@ def compare(
         rows.append(_worst(name, values, scalar))
     for name in reference.weights:
         values = []
-        for mine, theirs in zip(ours.gradients, reference.gradients, strict=True):
-            if name in mine and name in theirs:
-                values.append(relative(*_valid_rows(mine[name], theirs[name])))
+        for found, expected in zip(ours.gradients, reference.gradients, strict=True):
+            if name in found and name in expected:
+                values.append(relative(*_valid_rows(found[name], expected[name])))
             else:
-                values.append(float("nan") if (name in mine) != (name in theirs) else 0.0)
+                values.append(float("nan") if (name in found) != (name in expected) else 0.0)
         # A gradient that is zero in theory is rounding noise in both: hold it against the norm.
         values = [
             v if not _is_noise(reference, i, name) else v * _noise_scale(reference, i, name)

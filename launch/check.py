@@ -221,7 +221,7 @@ def _warnings(run: RunConfig, dims: ParallelDims, batch: BatchPlan) -> list[str]
         )
     if precision(run.deepspeed) != "fp32" and zero_stage(run.deepspeed) == 0:
         warnings.append(
-            f"{precision(run.deepspeed)} without ZeRO is run as ZeRO stage 1: the same mathematics, "
-            "with gradients accumulated in fp32, which DeepSpeed's stage 0 cannot"
+            f"{precision(run.deepspeed)} without ZeRO is run as ZeRO stage 1: the same "
+            "mathematics, with gradients accumulated in fp32, which DeepSpeed's stage 0 cannot"
         )
     return warnings

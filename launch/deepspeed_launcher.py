@@ -1,4 +1,4 @@
-"""Command and environment that start the ranks of one machine through the ``deepspeed`` launcher."""
+"""Command and environment to start one machine's ranks through the ``deepspeed`` launcher."""
 
 from __future__ import annotations
 

@@ -45,7 +45,10 @@ def run_ranks(command: Sequence[str], environment: Mapping[str, str], module: st
     everything at once.
     """
     process = subprocess.Popen(
-        command, env=dict(environment), start_new_session=True, preexec_fn=_die_with_parent()
+        command,
+        env=dict(environment),
+        start_new_session=True,
+        preexec_fn=_die_with_parent(),  # noqa: PLW1509 - this process has no other thread
     )
     asked = 0
 

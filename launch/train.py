@@ -216,7 +216,10 @@ def _finish(folder: Path, report: Callable[[str], None]) -> None:
     "--local_rank", hidden=True, type=int, help="Given by launchers, read from LOCAL_RANK."
 )
 def main(config: str, overrides: tuple[str, ...], local_rank: int | None) -> None:
-    """Train as one rank. Example: deepspeed launch/train.py --config ds_configs/runs/gpt_tiny.json"""
+    """Train as one rank.
+
+    Example: deepspeed launch/train.py --config ds_configs/runs/gpt_tiny.json
+    """
     try:
         check_rank_imports()
         code = train(config, overrides)

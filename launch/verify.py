@@ -7,7 +7,6 @@ holds the two traces against each other.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,8 @@ from typing import Any
 import torch
 
 from ds_engine.config.batch import BatchPlan
-from ds_engine.config.deepspeed import normalise_deepspeed, precision, zero_stage
+from ds_engine.config.deepspeed import normalise_deepspeed, precision
 from ds_engine.config.schema import RunConfig
-from ds_engine.errors import ConfigError
 from ds_engine.parallel.context import ParallelContext
 from ds_engine.parallel.dims import ParallelDims
 from ds_engine.parallel.tensor_parallel import TensorParallel
@@ -37,7 +35,7 @@ from ds_engine.verify import (
     reference_trace,
 )
 from launch.compose import DTYPES, make_plan
-from models.registry import ModelConfig, read_model
+from launch.verify_plan import ProofPlan
 
 ACCUMULATION = 2
 MICRO_BATCH = 2
@@ -60,61 +58,6 @@ class Proof:
     def first_wrong(self) -> Difference | None:
         """The first quantity, in the order of the model, that differs too much."""
         return next((row for row in self.rows if not row.equal), None)
-
-
-@dataclass(frozen=True)
-class ProofPlan:
-    """What will be proven.
-
-    Attributes:
-        dims: the layout, with degrees cut so that it fits ``max_processes``.
-        model: the shrunk model.
-        notes: what differs from the user's run, for people.
-    """
-
-    dims: ParallelDims
-    model: ModelConfig
-    notes: tuple[str, ...]
-
-
-def plan_proof(run: RunConfig, *, data: int, max_processes: int) -> ProofPlan:
-    """Shrink a run to what a small machine can hold.
-
-    Args:
-        run: the user's run.
-        data: replicas to prove with.
-        max_processes: most ranks to start; larger degrees are halved until it fits.
-
-    Raises:
-        ConfigError: the layout does not fit the model.
-    """
-    parallel, notes = run.parallel, []
-    degrees = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": data}
-
-    def world() -> int:
-        return degrees["tensor"] * degrees["pipeline"] * degrees["data"]
-
-    asked = dict(degrees)
-    while world() > max_processes:
-        largest = max(degrees, key=lambda axis: degrees[axis])
-        degrees[largest] = max(degrees[largest] // 2, 1)
-    notes += [
-        f"{axis} = {asked[axis]} is proven at {degrees[axis]} (at most {max_processes} processes)"
-        for axis in degrees
-        if degrees[axis] != asked[axis]
-    ]
-    model = read_model(run.model)
-    problems = model.check(
-        ParallelDims(
-            parallel.tensor * parallel.pipeline,
-            tensor=parallel.tensor,
-            pipeline=parallel.pipeline,
-        )
-    )
-    if problems:
-        raise ConfigError("; ".join(problems))
-    dims = ParallelDims(world(), tensor=degrees["tensor"], pipeline=degrees["pipeline"])
-    return ProofPlan(dims, model.shrunk(dims), tuple(notes))
 
 
 def _deepspeed(run: RunConfig, kind: str, adam: AdamSettings, dims: ParallelDims) -> dict[str, Any]:
@@ -193,13 +136,6 @@ def table(proof: Proof, *, rows: int = 12) -> str:
         mark = "" if row.equal else "  DIFFERS"
         lines.append(f"{row.name:<58} {row.value:>18.2e} {row.tolerance:>9.0e}{mark}")
     return "\n".join(lines)
-
-
-def describe(run: RunConfig, plan: ProofPlan) -> str:
-    """What is about to be proven, in one line."""
-    extras = [f"ZeRO {zero_stage(run.deepspeed)}"]
-    extras += ["sequence parallel"] if run.parallel.sequence else []
-    return f"{plan.dims.describe()}, {', '.join(extras)}: {plan.model.num_parameters():,} parameters"
 
 
 def verdict(proofs: Sequence[Proof]) -> tuple[str, bool]:

@@ -30,6 +30,7 @@ PRELOAD = [
     "torch.distributed",
     "deepspeed",
     "deepspeed.pipe",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # torch._inductor, 2 s that each rank would pay
     "ds_engine.training.engine",
     "ds_engine.verify",
     "models.gpt",

@@ -129,6 +129,39 @@ def _chunk_rows(columns: int) -> int:
     return max(64, CHUNK_BYTES // (4 * columns))
 
 
+class _Gradients:
+    """Sums the chunks' contributions to the gradients of input, weight and bias.
+
+    In low precision the sum over several chunks is float32 and rounded once, at the end. float16
+    cannot hold gradients of the size 1 / tokens (its smallest number is 6e-8): they are kept at the
+    size of one token's, divided by ``unit``, until the loss scale arrives in the backward pass.
+    """
+
+    def __init__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, weights: Tensor, *, several: bool
+    ) -> None:
+        self.x, self.weight = x, weight
+        half = weight.dtype == torch.float16
+        self.unit = weights.abs().amax().clamp(min=1e-30) if half else weights.new_ones(())
+        self.scales = weights / self.unit if half else weights
+        self.low = half or (weight.dtype != torch.float32 and several)
+        self.of_x = torch.empty_like(x)
+        self.of_weight = torch.zeros_like(weight, dtype=torch.float32 if self.low else None)
+        self.of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+
+    def add(self, part: slice, grad: Tensor) -> None:
+        """Add a chunk: the tokens ``part`` with d loss / d logits (T, V_T) float32."""
+        grad *= self.scales[part, None]
+        if self.of_bias is not None:
+            self.of_bias += grad.sum(0)
+        grad = grad.to(self.weight.dtype)
+        torch.mm(grad, self.weight, out=self.of_x[part])
+        if self.low:
+            self.of_weight += torch.mm(grad.t(), self.x[part])
+        else:
+            self.of_weight.addmm_(grad.t(), self.x[part])
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -144,53 +177,37 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradient = any(ctx.needs_input_grad[:3])
         x = hidden.reshape(-1, hidden.shape[-1])
         labels, token_weights = labels.reshape(-1), token_weights.reshape(-1).float()
-        grad_x = torch.empty_like(x) if gradient else None
-        # float16 cannot hold gradients of the size 1 / tokens (its smallest number is 6e-8): keep
-        # them at the size of one token's until the loss scale arrives in the backward pass.
-        half = weight.dtype == torch.float16
-        unit = token_weights.abs().amax().clamp(min=1e-30) if half else token_weights.new_ones(())
-        token_scales = token_weights / unit
-        # More than one chunk in low precision: sum the chunks in float32, round once at the end.
         rows = _chunk_rows(weight.shape[0])
         chunks = range(0, x.shape[0], rows)
-        low = half or (weight.dtype != torch.float32 and len(chunks) > 1)
-        grad_w = (
-            torch.zeros_like(weight, dtype=torch.float32 if low else None) if gradient else None
-        )
-        grad_b = (
-            torch.zeros_like(bias, dtype=torch.float32) if gradient and bias is not None else None
-        )
+        sums = None
+        if gradient:
+            sums = _Gradients(x, weight, bias, token_weights, several=len(chunks) > 1)
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         for start in chunks:
-            part = x[start : start + rows]
-            logits = torch.mm(part, weight.t())
+            part = slice(start, start + rows)
+            logits = torch.mm(x[part], weight.t())
             if bias is not None:
                 logits += bias
             loss, grad = _loss_and_gradient(
-                logits.float(), labels[start : start + rows], options, tp, gradient=gradient
+                logits.float(), labels[part], options, tp, gradient=gradient
             )
-            total += torch.dot(loss, token_weights[start : start + rows])
-            if gradient:
-                grad *= token_scales[start : start + rows, None]
-                grad_b = grad_b if grad_b is None else grad_b.add_(grad.sum(0))
-                grad = grad.to(weight.dtype)
-                torch.mm(grad, weight, out=grad_x[start : start + rows])
-                if low:
-                    grad_w += torch.mm(grad.t(), part)
-                else:
-                    grad_w.addmm_(grad.t(), part)
-        if gradient:
-            grad_w = grad_w if half else grad_w.to(weight.dtype)
-            ctx.save_for_backward(grad_x.view_as(hidden), grad_w, grad_b, unit)
-            ctx.dtypes = hidden.dtype, weight.dtype, bias if bias is None else bias.dtype
+            total += torch.dot(loss, token_weights[part])
+            if sums is not None:
+                sums.add(part, grad)
+        if sums is not None:
+            of_x = sums.of_x.view_as(hidden)
+            ctx.save_for_backward(of_x, sums.of_weight, sums.of_bias, sums.unit)
+            ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *saved, unit = ctx.saved_tensors
         factor = grad * unit  # in float32: rounded to bfloat16 it would bias the whole gradient
+        # Reading a number is free on a CPU and saves a pass over the weight's gradient.
+        same = factor.device.type == "cpu" and float(factor) == 1.0
         grads = [
-            None if g is None else (g.float() * factor).to(dtype)
+            None if g is None else (g if same else g.float() * factor).to(dtype)
             for g, dtype in zip(saved, ctx.dtypes, strict=True)
         ]
         return (*grads, None, None, None, None)

@@ -42,4 +42,6 @@ class RMSNorm(nn.Module):
 
 def make_norm(kind: str, size: int, epsilon: float, tp: TensorParallel) -> LayerNorm | RMSNorm:
     """Build the norm that a model section names: ``layernorm`` or ``rmsnorm``."""
-    return {"layernorm": LayerNorm, "rmsnorm": RMSNorm}[kind](size, epsilon, tp)
+    if kind == "layernorm":
+        return LayerNorm(size, epsilon, tp)
+    return RMSNorm(size, epsilon, tp)

@@ -104,7 +104,7 @@ def make_parameter(
     blocks: tuple[int, ...] = (),
     valid: int | None = None,
 ) -> nn.Parameter:
-    """Create this rank's uninitialised part of a parameter; values come from ``init.initialize``."""
+    """This rank's uninitialised part of a parameter; values come from ``init.initialize``."""
     spec = ParameterSpec(full_shape, dim, tp.rank, tp.size, init, blocks, valid)
     parameter = nn.Parameter(torch.empty(spec.local_shape))
     describe(parameter, spec)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,12 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.pipe.module import PipelineModule
 from torch import Tensor, nn
 
 BeforeUpdate = Callable[[], None]
+# A mixin only has DeepSpeed's methods for a type checker, and must not inherit them twice.
+_Engine: Any = DeepSpeedEngine if TYPE_CHECKING else object
 
 
 def global_gradient_norm(parameters: list[nn.Parameter], mpu: Any) -> Tensor:
@@ -44,7 +47,7 @@ def global_gradient_norm(parameters: list[nn.Parameter], mpu: Any) -> Tensor:
     return total.sqrt()
 
 
-class _OwnUpdate:
+class _OwnUpdate(_Engine):
     """Mixin: the callback before the update, and fp32 norm, clipping and skipping."""
 
     before_update: BeforeUpdate | None = None
@@ -109,9 +112,10 @@ def make_engine(
     """
     from ds_engine.pipeline.stage import StageModule
 
-    staged = isinstance(module, StageModule)
-    mpu = module.mpu() if staged else mpu
-    kind = StageEngine if staged else PlainEngine
+    kind: type[Any] = PlainEngine
+    if isinstance(module, StageModule):
+        kind = StageEngine
+        mpu = PipelineModule.mpu(module)
     # DeepSpeed prints memory tables while it wraps an optimizer; errors still come as exceptions.
     with contextlib.redirect_stdout(io.StringIO()):
         return kind(

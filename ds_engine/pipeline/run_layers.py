@@ -1,4 +1,4 @@
-"""Running a list of layers, with activations recomputed where asked: shared by both module kinds."""
+"""Running a list of layers, recomputing activations where asked: for both kinds of module."""
 
 from __future__ import annotations
 

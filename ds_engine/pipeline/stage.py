@@ -30,7 +30,7 @@ class _Planned(DeepSpeedLayerSpec):
         super().__init__(nn.Module)
         self.spec, self.seed = spec, seed
 
-    def build(self, log: bool = False) -> nn.Module:  # noqa: FBT001, FBT002 - DeepSpeed's signature
+    def build(self, log: bool = False) -> nn.Module:
         """Build and initialise."""
         return build_layer(self.spec, self.seed)
 
@@ -46,7 +46,7 @@ class _PlannedTied(DeepSpeedTiedLayerSpec):
         super().__init__(spec.tied, nn.Module, forward_fn=spec.call, tied_weight_attr=attributes)
         self.spec, self.seed = spec, seed
 
-    def build(self, log: bool = False) -> nn.Module:  # noqa: FBT001, FBT002 - DeepSpeed's signature
+    def build(self, log: bool = False) -> nn.Module:
         """Build and initialise."""
         return build_layer(self.spec, self.seed)
 

@@ -2,8 +2,8 @@
 
 The loss of a batch is the sum over its valid target tokens divided by their number in the *whole*
 batch: all micro-batches, all replicas. The masks are known before the first forward pass, so they
-are counted first, and each token's weight is ``mask * accumulation * replicas / count``: DeepSpeed's
-own division by accumulation steps and replicas then leaves the exact mean. It does not depend on
+are counted first, and a token weighs ``mask * accumulation * replicas / count``: DeepSpeed's own
+division by accumulation steps and replicas then leaves the exact mean. It does not depend on
 micro-batch size, accumulation or data parallelism. A batch without valid tokens has loss 0.
 
 Legend: ``B`` micro-batch, ``S`` sequence.
@@ -126,7 +126,7 @@ def parameter_groups(parameters: dict[str, nn.Parameter]) -> list[dict[str, Any]
     """Matrices with weight decay; norms and biases (one dimension) without, as in GPT-3."""
     decayed = [p for p in parameters.values() if p.requires_grad and p.ndim > 1]
     rest = [p for p in parameters.values() if p.requires_grad and p.ndim <= 1]
-    groups = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
@@ -233,9 +233,8 @@ class _PlainStep(_Step):
         total = torch.zeros(2, dtype=torch.float64, device=device)
         with torch.no_grad():
             for inputs, (labels, mask) in batches:
-                mask = mask.to(device)
                 moved = tuple(t.to(device) for t in inputs)
-                total[0] += self.engine(moved, (labels.to(device), mask))
+                total[0] += self.engine(moved, (labels.to(device), mask.to(device)))
                 total[1] += mask.sum()
         loss, tokens = self._sum_over_replicas(total).tolist()
         return loss, int(tokens)

@@ -4,10 +4,11 @@ import sys
 
 import click
 
+from ds_engine.config.deepspeed import check_deepspeed, check_rules, fold_deepspeed
 from ds_engine.config.load import load_run
 from ds_engine.config.reader import raise_problems
-from ds_engine.config.deepspeed import check_deepspeed, check_rules, fold_deepspeed
 from launch.rank import is_rank
+from launch.verify_plan import describe, plan_proof
 
 
 @click.command()
@@ -27,8 +28,6 @@ def command(
     """
     run = fold_deepspeed(load_run(config, overrides))
     raise_problems(check_deepspeed(run.deepspeed) or check_rules(run.deepspeed, run.parallel))
-    from launch.verify import describe, plan_proof, prove, table, verdict
-
     plan = plan_proof(run, data=data, max_processes=max_processes)
     if not is_rank():
         from launch.local import run_command_as_ranks
@@ -37,6 +36,8 @@ def command(
             click.echo(f"note: {note}")
         click.echo(f"proving {describe(run, plan)}, {steps} steps on {plan.dims.world} processes")
         sys.exit(run_command_as_ranks(sys.argv[1:], plan.dims.world, accelerator="cpu"))
+    from launch.verify import prove, table, verdict
+
     proofs = prove(run, plan, steps=steps)
     if not proofs[0].rows:
         return

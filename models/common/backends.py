@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ds_engine.parallel.random import apply_mask, keep_mask, row_keys
 from ds_engine.errors import ConfigError
+from ds_engine.parallel.random import apply_mask, keep_mask, row_keys
 from models.common.masks import AttentionMask
 
 # Below this many keys, bf16 products written out beat SDPA's CPU kernel (README, benchmarks).

@@ -46,11 +46,16 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "dynamic": {"factor": 2.0},
     "llama3": {
         "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
+        "low_freq_factor": 1.5,
+        "high_freq_factor": 3.0,
+        "original_max_position_embeddings": 64,
     },
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8.0},
+    "yarn": {
+        "factor": 4.0,
+        "beta_fast": 8.0,
+        "beta_slow": 0.3,
+        "original_max_position_embeddings": 256,
+    },
 }
 
 

@@ -22,7 +22,7 @@ def apply(function, x: Tensor, grad: Tensor, tp: TensorParallel) -> tuple[Tensor
     return y.detach(), x.grad
 
 
-def pairs_body(rank: int, batch: int, part: int, width: int, seed: int, *, half: bool) -> None:
+def pairs_body(rank: int, batch: int, part: int, width: int, seed: int, half: bool) -> None:
     """Every function forwards and backwards; all ranks' data are known to each."""
     size = dist.get_world_size()
     tp = handle(rank)
@@ -90,13 +90,9 @@ def test_forward_and_backward(warm_world, size) -> None:
         max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
     )
     def check(batch, part, width, seed, half) -> None:
-        warm_world(size, _pairs, batch, part, width, seed, half)
+        warm_world(size, pairs_body, batch, part, width, seed, half)
 
     check()
-
-
-def _pairs(rank: int, batch: int, part: int, width: int, seed: int, half: bool) -> None:  # noqa: FBT001
-    pairs_body(rank, batch, part, width, seed, half=half)
 
 
 def test_one_rank_communicates_nothing() -> None:

@@ -97,7 +97,7 @@ class Checkpointer:
                 files.write_json(temporary / name, value)
                 entries[name] = files.describe_file(temporary / name)
             files.commit(self.root, state.step, entries)
-            files.keep_newest(self.root, self.keep_last)
+            files.keep_newest(self.root, self.keep_last, saved=state.step)
 
         self._on_rank0(finish)
         return self.root / files.folder_name(state.step)
@@ -160,6 +160,7 @@ class Checkpointer:
             "context": dims.context,
             "zero": engine.zero_optimization_stage(),
             "precision": "bf16" if engine.bfloat16_enabled() else precision,
+            "optimizer": type(engine.basic_optimizer).__name__,
         }
 
     # -- resuming ---------------------------------------------------------------------------
@@ -172,6 +173,7 @@ class Checkpointer:
         found: list[Any] = [None]
 
         def choose() -> None:
+            files.recover(self.root)
             path, problems = files.newest_complete(self.root)
             for problem in problems:
                 self.report(problem)
@@ -190,11 +192,11 @@ class Checkpointer:
         path = self.root / found[0]
         header = files.read_json(path / "state.json")
         ours, theirs = self._layout(), header["layout"]
-        different = [f"{k} {theirs[k]} -> {ours[k]}" for k in ours if ours[k] != theirs[k]]
+        different = [f"{k} {theirs.get(k)} -> {v}" for k, v in ours.items() if v != theirs.get(k)]
         if different:
             raise CheckpointError(
                 f"{path} was saved in another layout ({', '.join(different)}); resume with "
-                "the layout that it was saved with"
+                "the layout that it was saved with, or set another checkpoint.directory"
             )
         _, problem = self._try(lambda: self._read(path))
         problems = [text for text in self._gather(problem) if text]
@@ -211,17 +213,25 @@ class Checkpointer:
         with safe_open(path / name, "pt") as reader:
             _check_names(path / name, set(reader.keys()), set(self.parameters))
             for key, parameter in self.parameters.items():
+                found = tuple(reader.get_slice(key).get_shape())
+                _check_shape(path / name, key, found, parameter)
                 if not partition_sharded(parameter):
                     parameter.copy_(reader.get_tensor(key))
-        name = self._optimizer_file(reading=True)
-        assert name is not None
-        with safe_open(path / name, "pt") as reader:
+        pieces_file = self._optimizer_file(reading=True)
+        assert pieces_file is not None
+        with safe_open(path / pieces_file, "pt") as reader:
             pieces = json.loads(reader.metadata()[PIECES])
+            places = {name: locate(engine, p) for name, p in self.parameters.items()}
+            ours = {n: [p.start, p.length] for n, p in places.items() if p is not None}
+            if pieces != ours:
+                raise CheckpointError(
+                    f"{path / pieces_file}: parameters are cut in another way here; resume with "
+                    "the same DeepSpeed version and zero_optimization settings"
+                )
             for full_name in reader.keys():  # noqa: SIM118 - not a mapping
                 key, _, kind = full_name.partition(SEPARATOR)
-                place = locate(engine, self.parameters[key])
-                if place is None or pieces[key] != [place.start, place.length]:
-                    raise CheckpointError(f"{path / name}: {key} is cut in another way here")
+                place = places[key]
+                assert place is not None
                 value = reader.get_tensor(full_name)
                 if kind == MASTER:
                     restore_master(self.parameters[key], place, value)
@@ -240,9 +250,13 @@ class Checkpointer:
 
     # -- agreement between ranks --------------------------------------------------------------
     def _try(self, action: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
+        # Whatever goes wrong on one rank (safetensors raises its own class for a full disk) must
+        # reach the others, which would wait for this one for ever.
         try:
             return action(), ""
-        except (OSError, CheckpointError, RuntimeError, KeyError) as error:
+        except CheckpointError as error:
+            return {}, str(error)
+        except Exception as error:
             return {}, f"rank {self.context.rank}: {type(error).__name__}: {error}"
 
     def _gather(self, value: Any) -> list[Any]:
@@ -275,6 +289,15 @@ def _check_names(path: Path, found: set[str], wanted: set[str]) -> None:
         raise CheckpointError(
             f"{path} is of another model: missing {sorted(wanted - found)}, "
             f"unexpected {sorted(found - wanted)}"
+        )
+
+
+def _check_shape(path: Path, name: str, found: tuple[int, ...], parameter: Tensor) -> None:
+    wanted = tuple(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO-3 empties the tensor
+    if found != wanted:
+        raise CheckpointError(
+            f"{path} is of another model: {name} has shape {found} there and {wanted} here; resume "
+            "with the model section that it was trained with"
         )
 
 

@@ -11,16 +11,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ds_engine.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 PREFIX = "step_"
+NAME = re.compile(rf"{PREFIX}\d+")
 FORMAT = 1
 BLOCK = 1 << 22
 
@@ -65,13 +67,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Size in bytes and SHA-256 of a file, which is synced on the way."""
-    digest = hashlib.sha256()
+    """Size in bytes and SHA-256 of a file that was just written; it is synced on the way."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
+        return {"size": path.stat().st_size, "sha256": _sha256(file)}
+
+
+def _sha256(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def temporary_folder(root: Path, step: int) -> Path:
@@ -126,32 +132,56 @@ def verify(path: Path, *, hashes: bool = True) -> None:
     """Hold a checkpoint against its manifest.
 
     Raises:
-        CheckpointError: naming the file that is missing, short, or changed.
+        CheckpointError: naming the file that is missing, short, changed or cannot be read.
     """
+    expected = _read_manifest(path)
+    try:
+        for name, (size, sha256) in expected.items():
+            _verify_file(path / name, size, sha256, hashes=hashes)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or path} cannot be read: {error}") from error
+
+
+def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
+    """File name -> (size, SHA-256)."""
     manifest = read_json(path / MANIFEST)
-    if manifest.get("format") != FORMAT:
+    try:
+        found, step = manifest["format"], manifest["step"]
+        expected = {k: (v["size"], v["sha256"]) for k, v in manifest["files"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path / MANIFEST} is damaged: it is no manifest") from error
+    if found != FORMAT:
+        raise CheckpointError(f"{path} has format {found}, this version reads {FORMAT}")
+    # A copy under another kind of name is welcome; one that claims another step would lie.
+    if NAME.fullmatch(path.name) and step != step_of(path):
         raise CheckpointError(
-            f"{path} has format {manifest.get('format')}, this version reads {FORMAT}"
+            f"{path} holds the checkpoint of step {step}; rename the folder to {folder_name(step)}"
         )
-    for name, expected in manifest["files"].items():
-        file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing")
-        size = file.stat().st_size
-        if size != expected["size"]:
-            raise CheckpointError(f"{file} has {size} bytes, its manifest says {expected['size']}")
-        if hashes and (found := describe_file(file)["sha256"]) != expected["sha256"]:
-            raise CheckpointError(
-                f"{file} has changed: SHA-256 {found[:12]}…, its manifest says "
-                f"{expected['sha256'][:12]}…"
-            )
+    return expected
+
+
+def _verify_file(file: Path, size: int, sha256: str, *, hashes: bool) -> None:
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing")
+    actual = file.stat().st_size
+    if actual != size:
+        raise CheckpointError(f"{file} has {actual} bytes, its manifest says {size}")
+    if not hashes:
+        return
+    with file.open("rb") as opened:
+        found = _sha256(opened)
+    if found != sha256:
+        raise CheckpointError(
+            f"{file} has changed: SHA-256 {found[:12]}…, its manifest says {str(sha256)[:12]}…"
+        )
 
 
 def checkpoints(root: Path) -> list[Path]:
     """All visible checkpoints, newest first, complete or not."""
     if not root.is_dir():
         return []
-    found = (p for p in root.iterdir() if p.is_dir() and p.name.startswith(PREFIX))
+    # Whatever else a user keeps here ("step_00000100 good copy") is not ours.
+    found = (p for p in root.iterdir() if p.is_dir() and NAME.fullmatch(p.name))
     return sorted(found, key=step_of, reverse=True)
 
 
@@ -174,26 +204,43 @@ def _leftovers(root: Path) -> Iterator[Path]:
             yield path
 
 
-def prepare(root: Path, step: int) -> Path:
-    """Make an empty temporary folder for ``step``, removing what a killed save left behind."""
-    root.mkdir(parents=True, exist_ok=True)
-    for path in _leftovers(root):
+def recover(root: Path) -> None:
+    """Tidy up after a killed save: hidden folders go, an old checkpoint without a new one returns.
+
+    One process calls this, and only the one that saves: another's save may be under way.
+    """
+    if not root.is_dir():
+        return
+    for path in list(_leftovers(root)):
         # A kill between the two renames of a replaced checkpoint: the old one is still whole.
         final = root / path.name.removeprefix(".").removesuffix(path.suffix)
         if path.suffix == ".old" and not final.exists():
             path.rename(final)
         else:
             shutil.rmtree(path)
+
+
+def prepare(root: Path, step: int) -> Path:
+    """Make an empty temporary folder for ``step``, removing what a killed save left behind."""
+    root.mkdir(parents=True, exist_ok=True)
+    recover(root)
     temporary = temporary_folder(root, step)
     temporary.mkdir()
     return temporary
 
 
-def keep_newest(root: Path, count: int | None) -> None:
-    """Delete all but the ``count`` newest checkpoints (None keeps all)."""
+def keep_newest(root: Path, count: int | None, *, saved: int) -> None:
+    """Delete all but the ``count`` newest checkpoints (None keeps all).
+
+    Args:
+        root: folder of all checkpoints.
+        count: of checkpoints to keep.
+        saved: step of the checkpoint that was just saved. Later ones were unusable when the run
+            went back before them; they must not push a good one out, and are left to be replaced.
+    """
     if count is None:
         return
-    for path in checkpoints(root)[count:]:
+    for path in [p for p in checkpoints(root) if step_of(p) <= saved][count:]:
         # Hidden first: a kill in the middle must not leave half a checkpoint under its name.
         doomed = root / f".{path.name}.tmp"
         shutil.rmtree(doomed, ignore_errors=True)

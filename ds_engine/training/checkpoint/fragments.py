@@ -48,10 +48,10 @@ def locate(engine: Any, parameter: Tensor) -> Place | None:
     optimizer = engine.optimizer
     if partition_sharded(parameter):
         return _locate_stage3(optimizer, parameter)
-    mapping = getattr(parameter, "_hp_mapping", False)
-    if mapping is None:
-        return None
-    if mapping:
+    if hasattr(parameter, "_hp_mapping"):
+        mapping: Any = parameter._hp_mapping
+        if mapping is None:
+            return None
         groups = getattr(optimizer, "single_partition_of_fp32_groups", None)
         if groups is None:
             groups = optimizer.fp32_groups_flat_partition
@@ -81,9 +81,9 @@ def optimizer_state(engine: Any, place: Place) -> dict[str, Tensor]:
     state = engine.basic_optimizer.state.get(place.flat, {})
     found = {}
     for key, value in state.items():
-        if not torch.is_tensor(value):
-            value = torch.tensor(float(value))
-        found[key] = place.view(value) if value.shape == place.flat.shape else value.detach()
+        # Kernels such as DeepSpeed's Adams count steps in a Python int; int64 marks it.
+        entry = value if torch.is_tensor(value) else torch.tensor(value)
+        found[key] = place.view(entry) if entry.shape == place.flat.shape else entry.detach()
     return found
 
 
@@ -91,7 +91,7 @@ def restore_state(engine: Any, place: Place, key: str, value: Tensor) -> None:
     """Write one state entry of a piece, making the optimizer's tensor when it has none yet."""
     state = engine.basic_optimizer.state[place.flat]
     if value.ndim == 0:
-        state[key] = value.clone()
+        state[key] = int(value) if value.dtype == torch.int64 else value.clone()
         return
     if key not in state:
         state[key] = torch.zeros_like(place.flat, dtype=value.dtype).detach()

@@ -1,12 +1,13 @@
 """Model weights of a checkpoint: one safetensors file per stage and tensor rank, self-describing.
 
 Each file carries, in its metadata, every parameter's place in the whole model, so weights can be
-put together for another layout (generation, evaluation, conversion) without the run that saved them.
+put together for another layout (generation, evaluation, conversion) without the run they are from.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ class FullWeights:
         return whole if spec.valid is None else whole[: spec.valid]
 
     @torch.no_grad()
-    def load_into(self, parameters: dict[str, Tensor]) -> None:
+    def load_into(self, parameters: Mapping[str, Tensor]) -> None:
         """Fill a model's parameters in any tensor-parallel layout and dtype.
 
         Raises:

@@ -1,0 +1,75 @@
+"""What a proof of a user's run will cover: the layout and the shrunk model. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ds_engine.config.deepspeed import zero_stage
+from ds_engine.config.schema import RunConfig
+from ds_engine.errors import ConfigError
+from ds_engine.parallel.dims import ParallelDims
+from models.registry import ModelConfig, read_model
+
+
+@dataclass(frozen=True)
+class ProofPlan:
+    """What will be proven.
+
+    Attributes:
+        dims: the layout, with degrees cut so that it fits ``max_processes``.
+        model: the shrunk model.
+        notes: what differs from the user's run, for people.
+    """
+
+    dims: ParallelDims
+    model: ModelConfig
+    notes: tuple[str, ...]
+
+
+def plan_proof(run: RunConfig, *, data: int, max_processes: int) -> ProofPlan:
+    """Shrink a run to what a small machine can hold.
+
+    Args:
+        run: the user's run.
+        data: replicas to prove with.
+        max_processes: most ranks to start; larger degrees are halved until it fits.
+
+    Raises:
+        ConfigError: the layout does not fit the model.
+    """
+    parallel, notes = run.parallel, []
+    degrees = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": data}
+
+    def world() -> int:
+        return degrees["tensor"] * degrees["pipeline"] * degrees["data"]
+
+    asked = dict(degrees)
+    while world() > max_processes:
+        largest = max(degrees, key=lambda axis: degrees[axis])
+        degrees[largest] = max(degrees[largest] // 2, 1)
+    notes += [
+        f"{axis} = {asked[axis]} is proven at {degrees[axis]} (at most {max_processes} processes)"
+        for axis in degrees
+        if degrees[axis] != asked[axis]
+    ]
+    model = read_model(run.model)
+    problems = model.check(
+        ParallelDims(
+            parallel.tensor * parallel.pipeline,
+            tensor=parallel.tensor,
+            pipeline=parallel.pipeline,
+        )
+    )
+    if problems:
+        raise ConfigError("; ".join(problems))
+    dims = ParallelDims(world(), tensor=degrees["tensor"], pipeline=degrees["pipeline"])
+    return ProofPlan(dims, model.shrunk(dims), tuple(notes))
+
+
+def describe(run: RunConfig, plan: ProofPlan) -> str:
+    """What is about to be proven, in one line."""
+    extras = [f"ZeRO {zero_stage(run.deepspeed)}"]
+    extras += ["sequence parallel"] if run.parallel.sequence else []
+    return (
+        f"{plan.dims.describe()}, {', '.join(extras)}: {plan.model.num_parameters():,} parameters"
+    )
