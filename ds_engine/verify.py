@@ -256,14 +256,15 @@ class SyntheticData:
         ]
 
 
-def _largest(ours: Tensor, theirs: Tensor) -> float:
+def _largest(ours: Tensor, theirs: Tensor, reach: float = 0.0) -> float:
     """Largest difference over the largest magnitude: rounding in another order stays small."""
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-8))
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(max(reach, 1e-8)))
 
 
-def _overall(ours: Tensor, theirs: Tensor) -> float:
+def _overall(ours: Tensor, theirs: Tensor, reach: float = 0.0) -> float:
     """Length of the difference over the length of the tensor: for coarse number formats."""
-    return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-8))
+    floor = max(reach * theirs.numel() ** 0.5, 1e-8)
+    return float((ours - theirs).norm() / theirs.norm().clamp_min(floor))
 
 
 MEASURES = {"largest": _largest, "overall": _overall}
@@ -285,6 +286,7 @@ def compare(
     tolerance: float,
     scalar_tolerance: float | None = None,
     measure: str = "largest",
+    reach: float = 0.0,
 ) -> list[Difference]:
     """All differences, in the order of the model; see ``Difference.equal``.
 
@@ -292,6 +294,9 @@ def compare(
         tolerance: for tensors, by ``measure``.
         scalar_tolerance: for losses and norms, relative; default the same.
         measure: ``largest`` or ``overall``.
+        reach: how far the optimizer can have moved one weight; smaller weights (biases that start
+            at zero) are measured against it. For coarse formats, where the direction of Adam's
+            step is noise wherever the gradient is.
     """
     relative = MEASURES[measure]
     scalar = tolerance if scalar_tolerance is None else scalar_tolerance
@@ -317,7 +322,7 @@ def compare(
         rows.append(_worst(f"gradient of {name}", values, tolerance))
     for name, theirs in reference.weights.items():
         value = (
-            relative(*_valid_rows(ours.weights[name], theirs))
+            relative(*_valid_rows(ours.weights[name], theirs), reach)
             if name in ours.weights
             else float("nan")
         )

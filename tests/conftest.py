@@ -53,3 +53,11 @@ def warm_world(warm_worlds: WarmWorlds) -> Callable[..., list[Any]]:
     The body is a module-level function; ranks are not fresh, so it must leave nothing behind.
     """
     return warm_worlds.run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--refresh-golden",
+        action="store_true",
+        help="write the pinned figures of tests/golden anew",
+    )

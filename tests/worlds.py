@@ -30,10 +30,10 @@ PRELOAD = [
     "torch.distributed",
     "deepspeed",
     "deepspeed.pipe",
-    "deepspeed.runtime.zero.muon.muon_optimizer",  # torch._inductor, 2 s that each rank would pay
     "ds_engine.training.engine",
     "ds_engine.verify",
     "models.gpt",
+    "tests.preload",
 ]
 TIMEOUT = 120.0
 GRACE = 3.0  # seconds that the peers of a failed rank get before they are ended
@@ -52,6 +52,13 @@ def _server() -> Any:
     return context
 
 
+def _context(device: str) -> Any:
+    """How ranks start: forked from a warm server, or fresh where CUDA must not be inherited."""
+    if device == "cpu":
+        return _server()
+    return mp.get_context("spawn")
+
+
 def _send(pipe: Connection, value: Any) -> None:
     # Plain pickle: multiprocessing's own would share tensors with a process that is about to end.
     pipe.send_bytes(pickle.dumps(value))
@@ -61,7 +68,8 @@ def _receive(pipe: Connection) -> Any:
     return pickle.loads(pipe.recv_bytes())
 
 
-def _join(rank: int, size: int, store: str) -> None:
+def _join(rank: int, size: int, store: str, device: str) -> None:
+    os.environ["DS_ACCELERATOR"] = device
     import torch
     import torch.distributed as dist
 
@@ -74,8 +82,10 @@ def _join(rank: int, size: int, store: str) -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="0",
     )
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
         init_method=f"file://{store}",
         rank=rank,
         world_size=size,
@@ -83,10 +93,10 @@ def _join(rank: int, size: int, store: str) -> None:
     )
 
 
-def _serve(rank: int, size: int, store: str, pipe: Connection, *, once: bool) -> None:
+def _serve(rank: int, size: int, store: str, pipe: Connection, *, once: bool, device: str) -> None:
     faulthandler.enable()
     try:
-        _join(rank, size, store)
+        _join(rank, size, store, device)
         while (job := _receive(pipe)) is not None:
             body, args = job
             try:
@@ -105,8 +115,8 @@ def _serve(rank: int, size: int, store: str, pipe: Connection, *, once: bool) ->
 class World:
     """``size`` live ranks that run one body after another."""
 
-    def __init__(self, size: int, *, once: bool = False) -> None:
-        context = _server()
+    def __init__(self, size: int, *, once: bool = False, device: str = "cpu") -> None:
+        context = _context(device)
         self.size = size
         self._folder = tempfile.TemporaryDirectory(prefix="world_")
         store = str(Path(self._folder.name) / "store")
@@ -114,7 +124,10 @@ class World:
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, size, store, theirs), kwargs={"once": once}, daemon=True
+                target=_serve,
+                args=(rank, size, store, theirs),
+                kwargs={"once": once, "device": device},
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -125,7 +138,7 @@ class World:
         """Run ``body(rank, *args)`` on every rank.
 
         Raises:
-            RankError: with the tracebacks of the ranks that failed and the names of those that hang.
+            RankError: with the failed ranks' tracebacks and the names of those that hang.
         """
         for pipe in self._pipes:
             _send(pipe, (body, args))
@@ -136,7 +149,7 @@ class World:
         while waiting:
             ready = wait(list(waiting), timeout=max(deadline - time.monotonic(), 0))
             if not ready:
-                errors |= {r: "gave no answer (waiting in a collective?)\n" for r in waiting.values()}
+                errors |= dict.fromkeys(waiting.values(), "no answer (waiting in a collective?)\n")
                 break
             for pipe in ready:
                 rank = waiting.pop(pipe)
@@ -151,7 +164,9 @@ class World:
                     deadline = min(deadline, time.monotonic() + GRACE)
         if errors:
             self.close()
-            raise RankError("\n".join(f"rank {r} of {self.size}:\n{errors[r]}" for r in sorted(errors)))
+            raise RankError(
+                "\n".join(f"rank {r} of {self.size}:\n{errors[r]}" for r in sorted(errors))
+            )
         return [results[rank] for rank in range(self.size)]
 
     def close(self) -> None:
@@ -162,9 +177,15 @@ class World:
         self._folder.cleanup()
 
 
-def run_world(size: int, body: Callable[..., Any], *args: Any, timeout: float = TIMEOUT) -> list[Any]:
+def run_world(
+    size: int,
+    body: Callable[..., Any],
+    *args: Any,
+    timeout: float = TIMEOUT,
+    device: str = "cpu",
+) -> list[Any]:
     """Run ``body(rank, *args)`` on ``size`` fresh ranks; what each returned."""
-    world = World(size, once=True)
+    world = World(size, once=True, device=device)
     try:
         return world.run(body, *args, timeout=timeout)
     finally:

@@ -61,8 +61,21 @@ class TrainStep(Protocol):
     def reads_data(self) -> bool:
         """Whether this rank needs batches (first and last stages do)."""
 
-    def train_batch(self, batches: Sequence[Batch] | None, learning_rate: float) -> StepResult:
-        """Forward, backward and update on this replica's micro-batches of one step."""
+    def train_batch(
+        self,
+        batches: Sequence[Batch] | None,
+        learning_rate: float,
+        *,
+        samples: int | None = None,
+    ) -> StepResult:
+        """Forward, backward and update on this replica's micro-batches of one step.
+
+        Args:
+            batches: None on stages that read no data.
+            learning_rate: of this update.
+            samples: in the global batch. A stage without data cannot count them, so it is needed
+                where the batch grows; None: as in the step before.
+        """
 
     def evaluate(self, batches: Sequence[Batch] | None, count: int) -> tuple[float, int]:
         """(sum of token losses, number of tokens) over ``count`` micro-batches of each replica."""
@@ -169,14 +182,21 @@ class _Step:
     def _device(self) -> torch.device:
         return self.engine.device
 
-    def _prepare(self, micro_batches: int, learning_rate: float) -> None:
+    def _prepare(
+        self, batches: Sequence[Batch] | None, learning_rate: float, samples: int | None
+    ) -> None:
         """Set the step's learning rate and, during batch-size warm-up, its accumulation."""
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        if micro_batches != self.engine.gradient_accumulation_steps():
-            replicas = self.context.get_data_parallel_world_size()
-            size = micro_batches * self.engine.train_micro_batch_size_per_gpu() * replicas
-            self.engine.set_train_batch_size(size)
+        before = self.engine.gradient_accumulation_steps()
+        replicas = self.context.get_data_parallel_world_size()
+        share = self.engine.train_micro_batch_size_per_gpu() * replicas
+        micro_batches = before if samples is None else samples // share
+        if batches is not None:
+            assert samples is None or len(batches) == micro_batches
+            micro_batches = len(batches)
+        if micro_batches != before:
+            self.engine.set_train_batch_size(micro_batches * share)
             # The boundary is found by counting micro-steps modulo their number: start at zero.
             self.engine.micro_steps = 0
             # ZeRO's optimizers keep their own copy of the number.
@@ -211,9 +231,15 @@ class _PlainStep(_Step):
     def reads_data(self) -> bool:
         return True
 
-    def train_batch(self, batches: Sequence[Batch] | None, learning_rate: float) -> StepResult:
+    def train_batch(
+        self,
+        batches: Sequence[Batch] | None,
+        learning_rate: float,
+        *,
+        samples: int | None = None,
+    ) -> StepResult:
         assert batches is not None
-        self._prepare(len(batches), learning_rate)
+        self._prepare(batches, learning_rate, samples)
         self.engine.train()
         weighted, tokens = self._weighted(batches)
         total = torch.zeros((), device=self._device())
@@ -245,8 +271,14 @@ class _PipelineStep(_Step):
     def reads_data(self) -> bool:
         return self.module.is_first or self.module.is_last
 
-    def train_batch(self, batches: Sequence[Batch] | None, learning_rate: float) -> StepResult:
-        self._prepare(len(batches) if batches else self.engine.micro_batches, learning_rate)
+    def train_batch(
+        self,
+        batches: Sequence[Batch] | None,
+        learning_rate: float,
+        *,
+        samples: int | None = None,
+    ) -> StepResult:
+        self._prepare(batches, learning_rate, samples)
         tokens = 0
         iterator: Iterator[Batch] | None = None
         if self.reads_data:

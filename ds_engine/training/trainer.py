@@ -122,7 +122,7 @@ class Trainer:
             batches = None
             if self.step.reads_data:
                 batches = self.loader.step(state.consumed_samples, size)
-        result = self.step.train_batch(batches, rate)
+        result = self.step.train_batch(batches, rate, samples=size)
         state.step += 1
         state.consumed_samples += size
         state.consumed_tokens += result.tokens
@@ -143,7 +143,16 @@ class Trainer:
             "train/samples": state.consumed_samples,
             "train/skipped_steps": state.skipped_steps,
         }
-        self.tracker.log(state.step, metrics | self.timer.report())
+        self.tracker.log(state.step, metrics | self._over_ranks(self.timer.report()))
+
+    def _over_ranks(self, report: dict[str, float]) -> dict[str, float]:
+        """Replace this rank's peak memory by the largest and the smallest of all ranks."""
+        name = "train/memory_gib"
+        if name in report and self.step.context.dims.world > 1:
+            ends = torch.tensor([report[name], -report[name]], device=self.step.engine.device)
+            dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+            report = {**report, name: float(ends[0]), f"{name}_least": -float(ends[1])}
+        return report
 
     def _check_finite(self, state: TrainState) -> None:
         if not state.consecutive_skipped:

@@ -36,7 +36,7 @@ def gpt_config(dropout: float = 0.0) -> GPTConfig:
 
 
 def llama_config(dropout: float = 0.0) -> GPTConfig:
-    """Modern: rotary, RMS norm, gated, no biases, two KV heads (fewer than tp4), QK norm, untied."""
+    """Modern: rotary, RMS norm, gated, no biases, 2 KV heads (fewer than tp4), QK norm, untied."""
     return replace(
         gpt_config(dropout),
         attention=AttentionConfig(

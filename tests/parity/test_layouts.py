@@ -14,7 +14,7 @@ from tests.worlds import run_world
 # fp32: relative to the largest magnitude of each tensor. bf16 rounds to 8 bits, so tensors are
 # compared by length: the figures are what one process in bf16 differs from fp32 by, doubled.
 FP32 = {"tolerance": 1e-5}
-BF16 = {"tolerance": 0.1, "scalar_tolerance": 2e-2, "measure": "overall"}
+BF16 = {"tolerance": 0.2, "scalar_tolerance": 2e-2, "measure": "overall", "reach": 5e-3}
 
 LAYOUTS = [
     Layout(micro=4),
@@ -61,7 +61,7 @@ def reference(family: str) -> Trace:
 
 
 def check(family: str, layout: Layout, **tolerances: Any) -> None:
-    trace = run_world(layout.world, layout_body, family, layout)[0]
+    trace = run_world(layout.world, layout_body, family, layout, device=layout.device)[0]
     rows = compare(trace, reference(family), **tolerances)
     wrong = [f"{row.name}: {row.value:.2e} in step {row.step}" for row in rows if not row.equal]
     assert len(rows) > 60
