@@ -7,7 +7,7 @@ import click
 from ds_engine.config.reader import nearest
 from ds_engine.errors import DsEngineError
 from launch.guard import check_packages
-from launch.rank import fail
+from launch.rank import fail, follow_starter
 
 COMMANDS = {
     "config": ("launch.commands.config", "Check and show run files."),
@@ -92,6 +92,7 @@ def main() -> None:
     """Entry point of ``ds-engine``."""
     try:
         check_packages()
+        follow_starter()
     except DsEngineError as error:
         fail(error)
     cli(prog_name="ds-engine")

@@ -1,27 +1,19 @@
-"""Running the launcher as a child that cannot outlive us and is ended in order."""
+"""Running the launcher as a child whose ranks cannot outlive us and are ended in order."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
+from launch.rank import STARTER
+
 FORWARDED = (signal.SIGTERM, signal.SIGINT)
-PR_SET_PDEATHSIG = 1
 CLI = "launch.cli"
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """Ask Linux to end the child when this process is killed; elsewhere nothing."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM) and None
 
 
 def rank_processes(launcher: int, module: str) -> list[int]:
@@ -42,14 +34,11 @@ def run_ranks(command: Sequence[str], environment: Mapping[str, str], module: st
     """Run a launcher to its end and return its exit code.
 
     SIGTERM and SIGINT go to the ranks, which finish their step and save; a second one ends
-    everything at once.
+    everything at once. Should this process be killed, the ranks stop in order by themselves
+    (``launch.rank.follow_starter``).
     """
-    process = subprocess.Popen(
-        command,
-        env=dict(environment),
-        start_new_session=True,
-        preexec_fn=_die_with_parent(),  # noqa: PLW1509 - this process has no other thread
-    )
+    variables = {**environment, STARTER: str(os.getpid())}
+    process = subprocess.Popen(command, env=variables, start_new_session=True)
     asked = 0
 
     def forward(number: int, frame: FrameType | None) -> None:

@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import time
 from typing import NoReturn
 
 import click
 
 from ds_engine.errors import ConfigError, DsEngineError
 
+STARTER = "DS_ENGINE_STARTER"
+
 
 def is_rank() -> bool:
     """Whether a launcher started this process as a rank."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def follow_starter(*, every: float = 1.0) -> None:
+    """Stop this rank as by SIGTERM when the ``ds-engine`` that started it is gone.
+
+    A killed starter or a closed session cannot pass a signal on, and DeepSpeed's launchers do not
+    notice: without this, ranks would train on with nobody to stop them.
+
+    Args:
+        every: seconds between two looks.
+    """
+    number = os.environ.get(STARTER, "")
+    if not is_rank() or not number.isdigit():
+        return
+    import psutil
+
+    def gone() -> bool:
+        try:
+            return not starter.is_running() or starter.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    def watch() -> None:
+        while not gone():
+            time.sleep(every)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        starter = psutil.Process(int(number))
+    except psutil.NoSuchProcess:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+    threading.Thread(target=watch, name="follow-starter", daemon=True).start()
 
 
 def fail(error: DsEngineError) -> NoReturn:

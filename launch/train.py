@@ -22,7 +22,7 @@ import click  # noqa: E402
 
 from ds_engine.errors import DsEngineError  # noqa: E402
 from launch.guard import check_rank_imports  # noqa: E402
-from launch.rank import fail  # noqa: E402
+from launch.rank import fail, follow_starter  # noqa: E402
 
 
 def train(config: str, overrides: tuple[str, ...]) -> int:
@@ -195,6 +195,10 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
         )
     else:
         report(f"finished step {state.step} of {steps}; everything lies in {folder.path}")
+    if dims.world > 1:
+        # The launcher ends everybody as soon as one rank leaves with a code other than 0 (such as
+        # "stopped, resume me"), and rank 0 has just had more to do than the others.
+        torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     return exit_code
 
@@ -222,6 +226,7 @@ def main(config: str, overrides: tuple[str, ...], local_rank: int | None) -> Non
     """
     try:
         check_rank_imports()
+        follow_starter()
         code = train(config, overrides)
     except DsEngineError as error:
         fail(error)

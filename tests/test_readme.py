@@ -1,4 +1,4 @@
-"""The documentation's commands exist: every ``ds-engine`` line parses, every named file is there."""
+"""What the documentation shows exists: every ``ds-engine`` line parses, every file is there."""
 
 from __future__ import annotations
 

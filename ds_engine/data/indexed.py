@@ -1,5 +1,4 @@
-"""Reader and writer of Megatron's tokenized data: a ``.bin`` of token ids and an ``.idx`` beside
-it.
+"""Reader and writer of Megatron's tokenized data: a ``.bin`` of ids and an ``.idx`` beside it.
 
 The format, little endian throughout::
 

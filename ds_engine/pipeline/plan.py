@@ -69,21 +69,26 @@ def stage_bounds(plan: LayerPlan, stages: int, method: str) -> list[int]:
     """Cut the layers into contiguous stages; return ``stages + 1`` boundaries.
 
     ``balanced`` minimises the largest sum of costs over a stage (exact, by dynamic programming);
-    ``uniform`` gives the same number of recomputable layers to each, ends riding along.
+    ``uniform`` gives the same number of recomputable layers to each, ends riding along. Every stage
+    gets a recomputable layer where there are enough, however heavy an output head is.
+
+    Raises:
+        ValueError: there are fewer layers than stages.
     """
-    costs = [
-        spec.cost if method == "balanced" else float(spec.recomputable) for spec in plan.layers
-    ]
-    return _minimise_largest(costs, stages)
+    body = [spec.recomputable for spec in plan.layers]
+    costs = [spec.cost if method == "balanced" else float(spec.recomputable) for spec in plan.layers]
+    return _minimise_largest(costs, stages, body if sum(body) >= stages else [True] * len(body))
 
 
-def _minimise_largest(costs: list[float], stages: int) -> list[int]:
+def _minimise_largest(costs: list[float], stages: int, needed: list[bool]) -> list[int]:
+    """Best boundaries by dynamic programming; each stage gets a layer that is ``needed``."""
     count = len(costs)
     if stages > count:
         raise ValueError(f"{count} layers cannot be cut into {stages} stages")
-    before = [0.0]
-    for cost in costs:
+    before, needed_before = [0.0], [0]
+    for cost, need in zip(costs, needed, strict=True):
         before.append(before[-1] + cost)
+        needed_before.append(needed_before[-1] + need)
     # best[s][i]: smallest possible largest stage when the first i layers form s stages
     best = [[float("inf")] * (count + 1) for _ in range(stages + 1)]
     cut = [[0] * (count + 1) for _ in range(stages + 1)]
@@ -91,6 +96,8 @@ def _minimise_largest(costs: list[float], stages: int) -> list[int]:
     for s in range(1, stages + 1):
         for i in range(s, count - (stages - s) + 1):
             for j in range(s - 1, i):
+                if needed_before[i] == needed_before[j]:
+                    continue
                 value = max(best[s - 1][j], before[i] - before[j])
                 if value < best[s][i]:
                     best[s][i], cut[s][i] = value, j

@@ -14,6 +14,7 @@ from torch import nn
 from ds_engine.data.causal_lm import CausalLM
 from ds_engine.data.dataset import ValidationDataset
 from ds_engine.data.loader import BatchLoader
+from ds_engine.data.samples import Sample
 from ds_engine.parallel.context import ParallelContext
 
 
@@ -64,6 +65,16 @@ class ModelStep:
         return loss, int(tokens)
 
 
+class _First:
+    """The first ``count`` samples of a validation set; behind them, samples without a token."""
+
+    def __init__(self, dataset: ValidationDataset, count: int) -> None:
+        self._dataset, self._count = dataset, count
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._dataset[index if index < self._count else len(self._dataset) + index]
+
+
 class Evaluator:
     """Evaluates a ``TrainStep`` on the first samples of a validation set.
 
@@ -90,8 +101,9 @@ class Evaluator:
         context = step.context
         self._step = step
         replicas = context.get_data_parallel_world_size()
+        samples = min(len(dataset), max_samples)
         self._loader = BatchLoader(
-            dataset,
+            _First(dataset, samples),
             objective,
             micro_batch_size=micro_batch_size,
             data_parallel_rank=context.get_data_parallel_rank(),
@@ -99,7 +111,7 @@ class Evaluator:
             prefetch=0,
         )
         share = micro_batch_size * replicas
-        self._count = -(-min(len(dataset), max_samples) // share)
+        self._count = -(-samples // share)
         self._samples = self._count * share
 
     def run(self) -> Evaluation:

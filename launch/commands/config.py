@@ -11,15 +11,8 @@ from ds_engine.config.reference import KeyReference, markdown, reference
 from ds_engine.config.schema import RunConfig
 from ds_engine.errors import ConfigError
 from launch.check import ResolvedRun, check_run
+from launch.options import OVERRIDES
 from models.registry import FAMILIES
-
-_SET = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a value, such as training.steps=10; may be repeated.",
-)
 
 
 @click.group()
@@ -33,7 +26,7 @@ def command() -> None:
 @command.command()
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--world-size", type=click.IntRange(min=1), required=True, help="Number of ranks.")
-@_SET
+@OVERRIDES
 def check(file: str, world_size: int, overrides: tuple[str, ...]) -> None:
     """Check FILE for a number of ranks, and say what it means.
 
@@ -50,7 +43,7 @@ def check(file: str, world_size: int, overrides: tuple[str, ...]) -> None:
 
 @command.command()
 @click.argument("file", type=click.Path(dir_okay=False))
-@_SET
+@OVERRIDES
 def show(file: str, overrides: tuple[str, ...]) -> None:
     """Print FILE as one JSON object, includes and overrides resolved.
 

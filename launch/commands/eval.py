@@ -6,16 +6,12 @@ from pathlib import Path
 
 import click
 
+from launch.options import CHECKPOINT
 from launch.rank import is_rank
 
 
 @click.command()
-@click.option(
-    "--checkpoint",
-    required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A run folder, or one of its checkpoints.",
-)
+@CHECKPOINT
 @click.option("--data", multiple=True, help="Prefix of indexed data; default: the run's own.")
 @click.option("--max-samples", type=click.IntRange(min=1), help="Stop after so many samples.")
 @click.option("--micro-batch-size", default=4, show_default=True, type=click.IntRange(min=1))

@@ -5,16 +5,12 @@ from pathlib import Path
 
 import click
 
+from launch.options import CHECKPOINT
 from launch.rank import is_rank
 
 
 @click.command()
-@click.option(
-    "--checkpoint",
-    required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A run folder, or one of its checkpoints.",
-)
+@CHECKPOINT
 @click.option("--prompt", "prompts", multiple=True, help="Text to continue; may be repeated.")
 @click.option(
     "--prompt-file",

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from launch.options import OVERRIDES
+
 
 @click.command()
 @click.option(
@@ -28,7 +30,7 @@ import click
     type=click.Path(path_type=Path, file_okay=False),
     help="The run folder.",
 )
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value.")
+@OVERRIDES
 def command(
     data: Path | None,
     nproc: int,

@@ -7,18 +7,19 @@ import click
 
 from ds_engine.config.load import load_run
 from launch.check import check_files, check_run
+from launch.options import CONFIG, OVERRIDES
 
 MODULE = "launch.train"
 
 
 @click.command()
-@click.option("--config", required=True, type=click.Path(dir_okay=False), help="The run file.")
+@CONFIG
 @click.option(
     "--nproc",
     type=click.IntRange(min=1),
     help="Ranks on this machine; default: one per accelerator device, 1 on a CPU.",
 )
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value.")
+@OVERRIDES
 @click.option("--dry-run", is_flag=True, help="Print what would run, and stop.")
 def command(config: str, nproc: int | None, overrides: tuple[str, ...], dry_run: bool) -> None:
     """Train a model on this machine; the same command resumes it.

@@ -7,13 +7,14 @@ import click
 from ds_engine.config.deepspeed import check_deepspeed, check_rules, fold_deepspeed
 from ds_engine.config.load import load_run
 from ds_engine.config.reader import raise_problems
+from launch.options import CONFIG, OVERRIDES
 from launch.rank import is_rank
 from launch.verify_plan import describe, plan_proof
 
 
 @click.command()
-@click.option("--config", required=True, type=click.Path(dir_okay=False), help="The run file.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value.")
+@CONFIG
+@OVERRIDES
 @click.option("--data", default=2, show_default=True, type=click.IntRange(min=1), help="Replicas.")
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(min=1))
 @click.option("--max-processes", default=8, show_default=True, type=click.IntRange(min=1))

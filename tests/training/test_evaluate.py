@@ -1,0 +1,164 @@
+"""Evaluation: the same number in every layout, and no trace in training."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ds_engine.data.samples import Sample
+from ds_engine.training.evaluate import Evaluation
+from tests.parity.layouts import Layout, plan_for
+from tests.training.runs import Job, assemble, whole_weights, write_data
+from tests.worlds import run_world
+
+SAMPLES = 11  # what the runs' evaluators use: no multiple of a batch
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def disturbed_body(rank: int, data: Path, layout: Layout) -> Any:
+    """Train without evaluation and with one after every step."""
+    found = []
+    for every in (0, 1):
+        parts = assemble(Job(layout, data, evaluate_every=every))
+        outcome = parts.run()
+        train = [row for _, row in parts.recorder.rows if "train/loss" in row]
+        evaluations = [row for _, row in parts.recorder.rows if "validation/loss" in row]
+        found.append((train, whole_weights(parts.step), evaluations, outcome.evaluation))
+    return found
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(micro=2),
+        Layout(data=2, zero=3, micro=2),
+        Layout(data=2, zero=1, micro=2, bf16=True),
+        Layout(pipeline=2, micro=2),
+        Layout(pipeline=3, zero=1, micro=2, recompute=1),
+    ],
+    ids=lambda layout: layout.name,
+)
+def test_evaluation_does_not_disturb_training(data: Path, layout: Layout) -> None:
+    (train, weights, none, last), (again, same, rows, _) = run_world(
+        layout.world, disturbed_body, data, layout
+    )[0]
+    assert len(train) == 6
+    assert (none, last) == ([], None)
+    assert len(rows) == 6
+    assert len({row["validation/loss"] for row in rows}) == 6, "the model did not change"
+    assert again == train
+    for name, value in weights.items():
+        assert torch.equal(same[name], value), name
+
+
+def evaluate_body(rank: int, data: Path, layouts: list[Layout]) -> Any:
+    found = []
+    for layout in layouts:
+        parts = assemble(Job(layout, data, evaluate_every=1, family="llama_dropout"))
+        first = parts.evaluator.run()
+        assert parts.evaluator.run() == first, "evaluating twice gives two results"
+        found.append(first)
+    return found
+
+
+def plain_cross_entropy(data: Path) -> tuple[float, int]:
+    """The mean over valid tokens by the book, from logits, without dropout or extra terms."""
+    from ds_engine.config.schema import SourceConfig
+    from ds_engine.data.causal_lm import CausalLM
+    from ds_engine.data.dataset import build_validation
+    from ds_engine.data.loader import BatchLoader
+    from ds_engine.parallel.tensor_parallel import TensorParallel
+    from ds_engine.pipeline.sequential import SequentialModel
+    from tests.parity.families import SEQUENCE
+
+    model = SequentialModel(plan_for("llama_dropout", TensorParallel.single())).eval()
+    dataset = build_validation([SourceConfig(str(data / "validation"))], sequence_length=SEQUENCE)
+    assert len(dataset) > SAMPLES
+    loader = BatchLoader(
+        dataset,
+        CausalLM(),
+        micro_batch_size=SAMPLES,
+        data_parallel_rank=0,
+        data_parallel_size=1,
+        prefetch=0,
+    )
+    ((inputs, (labels, mask)),) = loader.step(0, SAMPLES)
+    losses = F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten(), reduction="none")
+    return float((losses * mask.flatten()).sum() / mask.sum()), int(mask.sum())
+
+
+def test_the_loss_is_plain_cross_entropy_in_every_layout(data: Path) -> None:
+    """Training adds label smoothing, z-loss and dropout here; validation has none of them."""
+    wanted, tokens = plain_cross_entropy(data)
+    worlds = {
+        1: [Layout(micro=1), Layout(micro=2), Layout(micro=8)],
+        2: [
+            Layout(data=2, micro=2),
+            Layout(data=2, micro=1, zero=3),
+            Layout(tensor=2, sequence=True, micro=4),
+            Layout(pipeline=2, micro=2),
+            Layout(pipeline=2, micro=1, zero=1),
+        ],
+        4: [Layout(pipeline=2, data=2, micro=2), Layout(tensor=2, pipeline=2, micro=4)],
+    }
+    for size, layouts in worlds.items():
+        for layout, found in zip(
+            layouts, run_world(size, evaluate_body, data, layouts)[0], strict=True
+        ):
+            assert found.tokens == tokens, layout.name
+            assert found.loss == pytest.approx(wanted, rel=1e-6), layout.name
+
+
+def test_metrics_of_a_diverged_model_are_numbers() -> None:
+    assert Evaluation(2.0, 5).metrics()["validation/perplexity"] == pytest.approx(math.exp(2))
+    assert Evaluation(1e6, 5).metrics()["validation/perplexity"] == math.inf
+
+
+class _Numbered:
+    """A validation set of ``size`` samples that records which were read."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Sample:
+        import numpy as np
+
+        if index < self.size:
+            self.read.append(index)
+        valid = 5 if index < self.size else 0
+        return Sample(np.zeros(5, dtype=np.int64), np.zeros(0, dtype=np.int64), valid)
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize(("size", "most", "used"), [(20, 7, 7), (5, 7, 5), (8, 8, 8), (20, 1, 1)])
+def test_exactly_the_asked_samples_are_read(micro: int, size: int, most: int, used: int) -> None:
+    from ds_engine.data.causal_lm import CausalLM
+    from ds_engine.parallel.context import ParallelContext
+    from ds_engine.parallel.dims import ParallelDims
+    from ds_engine.training.evaluate import Evaluator
+
+    class Step:
+        reads_data = True
+        context = ParallelContext(ParallelDims(), 0, None, None, None)
+
+        def evaluate(self, batches: Any, count: int) -> tuple[float, int]:
+            assert len(batches) == count
+            return 0.0, int(sum(mask.sum() for _, (_, mask) in batches))
+
+    dataset = _Numbered(size)
+    evaluator = Evaluator(dataset, CausalLM(), Step(), micro_batch_size=micro, max_samples=most)
+    assert evaluator.run().tokens == 4 * used
+    assert sorted(dataset.read) == list(range(used))
