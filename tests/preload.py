@@ -1,5 +1,6 @@
 """Imported once by the fork server, so that each rank does not pay for it again."""
 
+import gc
 import importlib
 
 from deepspeed.ops import __compatible_ops__
@@ -19,3 +20,7 @@ for name in (
     "ds_engine.training.trainer",
 ):
     importlib.import_module(name)
+
+# DeepSpeed collects garbage in every step; half a million imported objects need not be looked at.
+gc.collect()
+gc.freeze()

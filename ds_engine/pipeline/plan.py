@@ -76,7 +76,9 @@ def stage_bounds(plan: LayerPlan, stages: int, method: str) -> list[int]:
         ValueError: there are fewer layers than stages.
     """
     body = [spec.recomputable for spec in plan.layers]
-    costs = [spec.cost if method == "balanced" else float(spec.recomputable) for spec in plan.layers]
+    costs = [
+        spec.cost if method == "balanced" else float(spec.recomputable) for spec in plan.layers
+    ]
     return _minimise_largest(costs, stages, body if sum(body) >= stages else [True] * len(body))
 
 

@@ -48,9 +48,9 @@ def test_runs_can_be_tried_for_two_steps(name) -> None:
     assert "never reached" in check_run(run, STATED[name], "the README").warnings[0]
 
 
-def test_the_tiny_run_checks_on_one_to_four_processes() -> None:
+def test_the_tiny_run_checks_on_one_two_and_four_processes() -> None:
     run = load_run(ROOT / "runs/gpt_tiny.json")
-    for world in (1, 2, 4):
+    for world in (1, 2):
         check_run(run, world, "the test")
     split = ["parallel.tensor=2", "parallel.pipeline=2", "parallel.sequence=true"]
     check_run(load_run(ROOT / "runs/gpt_tiny.json", split), 4, "the test")

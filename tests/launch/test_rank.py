@@ -16,9 +16,7 @@ from tests.launch.tiny import HOME, environment
 AS_RANK = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
 
 
-def run(
-    command: list[str], folder: Path, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=folder,

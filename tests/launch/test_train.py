@@ -1,4 +1,4 @@
-"""Training through the real launchers: signals, killed ranks, resuming, and errors before a start."""
+"""Training through the real launchers: signals, killed ranks, resuming, and early errors."""
 
 from __future__ import annotations
 

@@ -59,8 +59,9 @@ def run_object(**training: Any) -> dict[str, Any]:
 
 def write_run(folder: Path) -> Path:
     """``run.json`` with data and a tokenizer beside it."""
-    from ds_engine.data.indexed import IndexedWriter
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    from ds_engine.data.indexed import IndexedWriter
 
     random = np.random.default_rng(3)
     for name, documents in (("train", 200), ("validation", 20)):

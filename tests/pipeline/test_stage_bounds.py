@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +22,7 @@ def plan_of(costs: list[float], layers: list[bool] | None = None) -> LayerPlan:
 
 
 def stages_of(bounds: list[int]) -> list[range]:
-    return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(bounds)]
 
 
 COSTS = st.lists(st.integers(0, 20).map(float), min_size=1, max_size=9)

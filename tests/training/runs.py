@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.parity.families import FAMILIES, SEQUENCE
+from tests.parity.families import SEQUENCE
 from tests.parity.layouts import GLOBAL_BATCH, Layout, deepspeed_config, plan_for
 
 VOCABULARY = 61
@@ -200,8 +200,8 @@ def run_body(rank: int, job: Job) -> dict[str, Any]:
 
 def whole_weights(step: Any) -> dict[str, Any]:
     """All full weights, on rank 0."""
-    from ds_engine.training.engine import gather_parameter
     from ds_engine.training.checkpoint.fragments import partition_sharded
+    from ds_engine.training.engine import gather_parameter
     from ds_engine.verify import gather_full
 
     parameters = step.module.canonical_parameters()
@@ -212,10 +212,6 @@ def whole_weights(step: Any) -> dict[str, Any]:
     full, faults = gather_full(local, parameters, step.context)
     assert not faults, faults
     return full
-
-
-def vocabulary_of(family: str) -> int:
-    return int(FAMILIES[family].config.vocab_size)
 
 
 @contextlib.contextmanager

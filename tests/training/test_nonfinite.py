@@ -1,4 +1,4 @@
-"""A step with a gradient that is not finite changes nothing, is counted, and cannot go on for ever."""
+"""A step whose gradient is not finite changes nothing, is counted, and cannot go on for ever."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ LAYOUTS = [
     Layout(pipeline=2, micro=2, zero=1),
     Layout(pipeline=2, micro=2, zero=1, bf16=True),
     Layout(tensor=2, micro=4),
-    Layout(tensor=2, micro=4, zero=1),
 ]
 
 

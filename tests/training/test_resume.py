@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,6 @@ LAYOUTS = [
     Layout(data=2, zero=2, micro=2, bf16=True),
     Layout(data=2, zero=3, micro=2, bf16=True),
     Layout(data=2, zero=2, micro=2, offload=True),
-    Layout(tensor=2, data=2, zero=1, micro=2),
 ]
 
 
@@ -58,28 +58,27 @@ def contents(checkpoint: Path) -> dict[str, Any]:
 def test_resumed_run_equals_the_uninterrupted_one(
     tmp_path: Path, data: Path, layout: Layout
 ) -> None:
-    first = Job(layout, data, tmp_path / "first", evaluate_every=2)
+    first = Job(layout, data, tmp_path / "first", steps=4, every=2, evaluate_every=2)
     whole = run_world(layout.world, run_body, first)
-    shutil.copytree(first.root / "step_00000003", tmp_path / "second" / "step_00000003")
-    resumed = run_world(
-        layout.world, run_body, Job(layout, data, tmp_path / "second", evaluate_every=2)
-    )
-    assert [step for step, row in whole[0]["rows"] if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
-    after = [entry for entry in whole[0]["rows"] if entry[0] > 3]
+    shutil.copytree(first.root / "step_00000002", tmp_path / "second" / "step_00000002")
+    second = replace(first, root=tmp_path / "second")
+    resumed = run_world(layout.world, run_body, second)
+    assert [step for step, row in whole[0]["rows"] if "train/loss" in row] == [1, 2, 3, 4]
+    after = [entry for entry in whole[0]["rows"] if entry[0] > 2]
     assert resumed[0]["rows"] == after
     assert resumed[0]["state"] == whole[0]["state"]
-    assert resumed[0]["state"]["consumed_samples"] == 48
-    assert "resumed from step_00000003" in resumed[0]["reports"]
-    assert len({row["train/lr"] for _, row in after if "train/lr" in row}) == 3
-    ours, theirs = (contents(tmp_path / r / "step_00000006") for r in ("second", "first"))
+    assert resumed[0]["state"]["consumed_samples"] == 32
+    assert "resumed from step_00000002" in resumed[0]["reports"]
+    assert len({row["train/lr"] for _, row in after if "train/lr" in row}) == 2
+    ours, theirs = (contents(tmp_path / r / "step_00000004") for r in ("second", "first"))
     assert len(ours) >= 3
     assert ours == theirs
-    for path in (tmp_path / "first" / "step_00000006").iterdir():
+    for path in (tmp_path / "first" / "step_00000004").iterdir():
         assert path.suffix in (".json", ".safetensors")
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as reader:
                 assert list(reader.keys())
-    weights = FullWeights(tmp_path / "first" / "step_00000006")
+    weights = FullWeights(tmp_path / "first" / "step_00000004")
     for name, value in whole[0]["weights"].items():
         full = weights.full(name)
         assert torch.equal(full.float(), value[: full.shape[0]].float()), name
@@ -132,7 +131,7 @@ def test_another_layout_model_or_optimizer_is_refused_on_every_rank(
         "tensor": "another layout (tensor 1 -> 2, data 2 -> 1)",
         "pipeline": "another layout (pipeline 1 -> 2, data 2 -> 1)",
         "precision": "another layout (precision fp32 -> bf16)",
-        "names": "is of another model: missing ['head.weight'",
+        "names": "is of another model: it lacks head.weight, layers.0.attention.key_norm",
         "shapes": "layers.0.mlp.up.weight has shape (64, 32) there and (96, 32) here",
         "optimizer": "another layout (optimizer AdamW -> SGD)",
     }
@@ -202,7 +201,7 @@ def test_a_write_that_fails_on_one_rank_fails_on_all_and_hurts_nothing(
     job = Job(SAVED, data, tmp_path / "root", steps=1, every=1)
     found = run_world(2, trouble_body, job, timeout=60)
     assert found[0] == found[1]
-    assert [text for text in found[0] if "No space left" not in text][0].count("Read-only") == 1
+    assert "Read-only file system" in found[0][3]
     assert found[0][0].startswith("rank 1: SafetensorError: I/O error: No space left on device")
     assert found[0][2].startswith("rank 0: OSError: ")
     assert found[0][6].startswith("rank 1: OSError: ")
@@ -224,7 +223,7 @@ def test_resume_falls_back_and_says_why(tmp_path: Path, data: Path) -> None:
     files.verify(root / "step_00000002")  # replaced
     for path in root.glob("step_*"):
         (path / "manifest.json").unlink()
-    with pytest.raises(RankError, match="no usable checkpoint in .*Remove the folder to start"):
+    with pytest.raises(RankError, match=r"no usable checkpoint in .*Remove the folder to start"):
         run_world(1, run_body, Job(layout, data, root, steps=2, every=1))
 
 
@@ -260,7 +259,9 @@ def test_weights_load_into_any_tensor_layout(tmp_path: Path, data: Path) -> None
                 full[:rows] = whole[name][:rows]
                 assert torch.equal(parameter, spec.take(full)), (name, size, rank)
     small = SequentialModel(plan_for("gpt", TensorParallel.single())).canonical_parameters()
-    with pytest.raises(CheckpointError, match=r"it lacks \['embedding.*position"):
+    with pytest.raises(
+        CheckpointError, match=r"it lacks final_norm.norm.bias.*and 2. more and has"
+    ):
         saved.load_into(small)
 
 

@@ -37,7 +37,7 @@ def split_body(rank: int, layouts: list[Layout], keep: int) -> Any:
             )
             first = 8 * number
             for inputs, (_, mask) in batches:
-                mask *= (inputs[3] < first + keep)[:, None]
+                mask.mul_((inputs[3] < first + keep)[:, None])
             results.append(step.train_batch(batches, 1e-3))
         found.append([(r.loss, r.grad_norm, r.tokens, r.skipped) for r in results])
         assert all(torch.isfinite(w).all() for w in whole_weights(step).values())
@@ -62,7 +62,7 @@ SPLITS = {
 @pytest.mark.parametrize("keep", [8, 1, 0])
 def test_loss_and_norm_do_not_depend_on_how_the_batch_is_split(keep: int) -> None:
     """With ``keep`` 1, all micro-batches and replicas but one have no valid token at all."""
-    sizes = (1, 2, 4) if keep == 8 else (1, 2)
+    sizes = (1, 2, 4) if keep == 8 else (2,)
     reference: Any = None
     for size in sizes:
         results = run_world(size, split_body, SPLITS[size], keep)[0]
@@ -71,7 +71,7 @@ def test_loss_and_norm_do_not_depend_on_how_the_batch_is_split(keep: int) -> Non
             for (loss, norm, tokens, skipped), wanted in zip(steps, reference, strict=True):
                 assert (tokens, skipped) == (wanted[2], False), layout.name
                 assert loss == pytest.approx(wanted[0], rel=1e-6), layout.name
-                assert norm == pytest.approx(wanted[1], rel=1e-5, abs=1e-12), layout.name
+                assert norm == pytest.approx(wanted[1], rel=1e-6, abs=1e-12), layout.name
                 if keep == 0:
                     assert (loss, norm, tokens) == (0.0, 0.0, 0), layout.name
                 else:

@@ -287,8 +287,9 @@ def _raise_first(problems: list[str]) -> None:
 def _check_names(path: Path, found: set[str], wanted: set[str]) -> None:
     if found != wanted:
         raise CheckpointError(
-            f"{path} is of another model: missing {sorted(wanted - found)}, "
-            f"unexpected {sorted(found - wanted)}"
+            f"{path} is of another model: it lacks {weights.some(wanted - found)} and has "
+            f"{weights.some(found - wanted)} besides; resume with the model section that it was "
+            "trained with"
         )
 
 

@@ -7,7 +7,7 @@ put together for another layout (generation, evaluation, conversion) without the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,13 @@ def _from_json(value: dict[str, Any]) -> ParameterSpec:
         blocks=tuple(value["blocks"]),
         valid=value["valid"],
     )
+
+
+def some(names: Iterable[str]) -> str:
+    """A few of many names, for a message."""
+    ordered = sorted(names)
+    rest = len(ordered) - 5
+    return (", ".join(ordered[:5]) + (f" and {rest} more" if rest > 0 else "")) or "nothing"
 
 
 class FullWeights:
@@ -104,14 +111,14 @@ class FullWeights:
         """Fill a model's parameters in any tensor-parallel layout and dtype.
 
         Raises:
-            CheckpointError: names or shapes do not match, all of them named.
+            CheckpointError: names or shapes do not match.
         """
-        missing = sorted(set(parameters) - self.names())
-        surplus = sorted(self.names() - set(parameters))
+        missing = set(parameters) - self.names()
+        surplus = self.names() - set(parameters)
         if missing or surplus:
             raise CheckpointError(
-                f"the checkpoint is of another model: it lacks {missing or 'nothing'} and has "
-                f"{surplus or 'nothing'} besides"
+                f"the checkpoint is of another model: it lacks {some(missing)} and has "
+                f"{some(surplus)} besides"
             )
         for name, parameter in parameters.items():
             spec, value = spec_of(parameter), self.full(name)
