@@ -250,7 +250,10 @@ def test_normalised_json_is_explicit_and_leaves_the_section_alone() -> None:
     result = normalise_deepspeed(section, BATCH)
     assert section == before
     assert result == {
-        "optimizer": {"type": "AdamW", "params": {**OPTIMIZER["params"], "torch_adam": True}},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {**OPTIMIZER["params"], "torch_adam": True, "fused": True},
+        },
         "zero_optimization": {"stage": 1},
         "bf16": {"enabled": True, "check_grad_overflow": True},
         "data_types": {"grad_accum_dtype": "fp32"},

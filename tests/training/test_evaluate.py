@@ -93,7 +93,7 @@ def plain_cross_entropy(data: Path) -> tuple[float, int]:
     )
     ((inputs, (labels, mask)),) = loader.step(0, SAMPLES)
     losses = F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten(), reduction="none")
-    return float((losses * mask.flatten()).sum() / mask.sum()), int(mask.sum())
+    return float((losses.detach() * mask.flatten()).sum() / mask.sum()), int(mask.sum())
 
 
 def test_the_loss_is_plain_cross_entropy_in_every_layout(data: Path) -> None:

@@ -260,7 +260,7 @@ def test_weights_load_into_any_tensor_layout(tmp_path: Path, data: Path) -> None
                 assert torch.equal(parameter, spec.take(full)), (name, size, rank)
     small = SequentialModel(plan_for("gpt", TensorParallel.single())).canonical_parameters()
     with pytest.raises(
-        CheckpointError, match=r"it lacks final_norm.norm.bias.*and 2. more and has"
+        CheckpointError, match=r"lacks final_norm.norm.bias.*and 2\d more"
     ):
         saved.load_into(small)
 
