@@ -29,6 +29,7 @@ from ds_engine.pipeline.engine import make_engine
 from ds_engine.pipeline.plan import LayerPlan
 from ds_engine.pipeline.sequential import SequentialModel
 from ds_engine.pipeline.stage import StageModule
+from ds_engine.training.evaluate import ModelStep
 
 Batch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
 
@@ -254,16 +255,8 @@ class _PlainStep(_Step):
 
     def evaluate(self, batches: Sequence[Batch] | None, count: int) -> tuple[float, int]:
         assert batches is not None
-        device = self._device()
         self.engine.eval()
-        total = torch.zeros(2, dtype=torch.float64, device=device)
-        with torch.no_grad():
-            for inputs, (labels, mask) in batches:
-                moved = tuple(t.to(device) for t in inputs)
-                total[0] += self.engine(moved, (labels.to(device), mask.to(device)))
-                total[1] += mask.sum()
-        loss, tokens = self._sum_over_replicas(total).tolist()
-        return loss, int(tokens)
+        return ModelStep(self.engine, self.context).evaluate(batches, count)
 
 
 class _PipelineStep(_Step):

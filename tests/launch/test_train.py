@@ -109,6 +109,7 @@ def refused(folder: Path, run: dict[str, Any], *more: str) -> tuple[str, float]:
     return found.stderr, time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_what_cannot_work_is_refused_before_any_process_starts(home: Path) -> None:
     before = set((home / "runs").iterdir())
     run = run_object()

@@ -21,7 +21,7 @@ class Layout:
     sequence: bool = False
     zero: int = 0
     offload: bool = False
-    micro: int = 1
+    micro: int = 2
     recompute: int = 0
     bf16: bool = False
     device: str = "cpu"

@@ -59,6 +59,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [8, 1, 0])
 def test_loss_and_norm_do_not_depend_on_how_the_batch_is_split(keep: int) -> None:
     """With ``keep`` 1, all micro-batches and replicas but one have no valid token at all."""
