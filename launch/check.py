@@ -3,7 +3,7 @@
 ``check_run`` looks at the whole run and the world, gathers every problem and raises them together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,10 +23,12 @@ from ds_engine.config.deepspeed import (
     precision,
     zero_stage,
 )
+from ds_engine.config.load import run_to_dict
 from ds_engine.config.reader import problems_of, raise_problems
 from ds_engine.config.schema import ParallelConfig, RunConfig
 from ds_engine.errors import ConfigError
 from ds_engine.parallel.dims import ParallelDims
+from ds_engine.training.lr_schedules import check_schedule
 from models.registry import ModelConfig, read_model
 
 T = TypeVar("T")
@@ -54,6 +56,12 @@ class ResolvedRun:
     deepspeed: dict[str, Any]
     warnings: tuple[str, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        """The run as plain JSON values with the solved batch triangle; ``load_run`` reads it."""
+        plain = run_to_dict(self.run)
+        plain["deepspeed"].update(self.batch.to_deepspeed())
+        return plain
+
 
 def check_run(run: RunConfig, world_size: int, world_source: str) -> ResolvedRun:
     """Checks a run against a world size.
@@ -80,8 +88,7 @@ def check_run(run: RunConfig, world_size: int, world_source: str) -> ResolvedRun
     # Rules read values, so they wait until the kinds of values are right.
     section_problems = check_deepspeed(run.deepspeed) or check_rules(run.deepspeed, parallel)
     problems.extend(section_problems)
-    problems.extend(_not_available(parallel))
-    problems.extend(_check_sequence(run))
+    problems.extend(check_layout(run))
     problems.extend(_check_training(run))
     degree = attempt(lambda: data_parallel_degree(parallel, world_size, world_source))
     dims = batch = None
@@ -106,6 +113,11 @@ def check_run(run: RunConfig, world_size: int, world_source: str) -> ResolvedRun
         deepspeed=normalise_deepspeed(folded.deepspeed, batch),
         warnings=tuple(_warnings(run, dims, batch)),
     )
+
+
+def check_layout(run: RunConfig) -> list[str]:
+    """Why no world and no model could train in the layout that a run asks for; empty: one could."""
+    return [*_not_available(run.parallel), *_check_sequence(run)]
 
 
 def check_files(run: RunConfig) -> None:
@@ -175,19 +187,13 @@ def _check_training(run: RunConfig) -> list[str]:
             "empty; add a source or set evaluate_every to 0"
         )
     params = (run.deepspeed.get("optimizer") or {}).get("params") or {}
-    peak, least = params.get("lr"), training.lr_schedule.min_lr
-    if isinstance(peak, (int, float)) and least > peak:
-        problems.append(
-            f"training.lr_schedule.min_lr = {least:g} is above the peak, "
-            f"deepspeed.optimizer.params.lr = {peak:g}; use a smaller min_lr"
-        )
-    schedule, steps = training.lr_schedule, training.steps
-    room, decay = steps - schedule.warmup_steps, schedule.decay_steps or 0
-    if schedule.type == "wsd" and decay > room >= 0:
-        problems.append(
-            f"training.lr_schedule.decay_steps = {decay} does not fit between warmup_steps = "
-            f"{schedule.warmup_steps} and training.steps = {steps}; use at most {room}"
-        )
+    peak = params.get("lr") if isinstance(params, Mapping) else None
+    # Without a peak that is a rate, which check_rules asks for, a schedule means nothing.
+    if isinstance(peak, (int, float)) and peak > 0:
+        try:
+            check_schedule(training.lr_schedule, peak=peak, total_steps=training.steps)
+        except ConfigError as error:
+            problems.append(str(error))
     return problems
 
 
@@ -214,11 +220,6 @@ def _warnings(run: RunConfig, dims: ParallelDims, batch: BatchPlan) -> list[str]
     name = str(run.deepspeed["optimizer"]["type"]).lower()
     if name in ("lamb", "lion"):
         warnings.append(f"deepspeed.optimizer.type = {name} has no kernel for CPU, only for GPU")
-    if name == "muon" and dims.tensor > 1:
-        warnings.append(
-            "Muon orthogonalises each tensor-parallel shard alone, so this layout does not equal "
-            "one process"
-        )
     if precision(run.deepspeed) != "fp32" and zero_stage(run.deepspeed) == 0:
         warnings.append(
             f"{precision(run.deepspeed)} without ZeRO is run as ZeRO stage 1: the same "

@@ -7,7 +7,7 @@ import click
 from ds_engine.config.reader import nearest
 from ds_engine.errors import DsEngineError
 from launch.guard import check_packages
-from launch.rank import fail, follow_starter
+from launch.rank import fail, follow_starter, record_exit
 
 COMMANDS = {
     "config": ("launch.commands.config", "Check and show run files."),
@@ -55,9 +55,14 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Runs the command; an error that the user can act on becomes a line and an exit code."""
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
         except DsEngineError as error:
             fail(error)
+        except SystemExit as end:
+            record_exit(end.code if isinstance(end.code, int) else int(end.code is not None))
+            raise
+        record_exit(0)
+        return result
 
 
 def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:

@@ -1,8 +1,7 @@
 """What ``ds-engine doctor`` reads from the machine; judging it is left to ``launch/doctor.py``.
 
 torch and DeepSpeed are asked in a process of their own with a time limit: a broken installation, or
-    one
-that hangs, is then an answer like any other.
+one that hangs, is then an answer like any other.
 """
 
 import contextlib

@@ -46,7 +46,7 @@ def evaluate_run(
     evaluator = Evaluator(
         dataset,
         CausalLM(saved.run.data.isolate_documents),
-        ModelStep(model, context),
+        ModelStep(model, context, next(model.parameters()).device),
         micro_batch_size=micro_batch_size,
         max_samples=max_samples or len(dataset),
     )

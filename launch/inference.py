@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import torch
 from ds_engine.config.load import read_run
 from ds_engine.config.schema import RunConfig
 from ds_engine.errors import CheckpointError, ConfigError
-from ds_engine.parallel.context import ParallelContext, RankInfo
+from ds_engine.parallel.context import ParallelContext, RankInfo, prepare_rendezvous
 from ds_engine.parallel.dims import ParallelDims
 from ds_engine.parallel.tensor_parallel import TensorParallel
 from ds_engine.pipeline.sequential import SequentialModel
 from ds_engine.training.checkpoint import files
 from ds_engine.training.checkpoint.weights import FullWeights
+from ds_engine.training.run_folder import RunFolder
+from launch.accelerator import local_device
 from launch.compose import make_plan
 from models.registry import ModelConfig, read_model
 
@@ -60,13 +63,23 @@ def open_run(path: Path, tokenizer: Path | None = None) -> SavedRun:
             )
         checkpoint = newest
     run = read_run(files.read_json(checkpoint / "config.json"))
-    kept = home / "tokenizer"
-    if tokenizer is None and kept.is_dir() and run.data.tokenizer is not None:
-        named = kept / Path(run.data.tokenizer).name
-        tokenizer = named if named.is_file() else kept
-    elif tokenizer is None and run.data.tokenizer is not None:
-        tokenizer = Path(run.data.tokenizer)
-    return SavedRun(checkpoint, run, read_model(run.model), tokenizer)
+    if tokenizer is None and run.data.tokenizer is not None:
+        tokenizer = own_tokenizer(home, run.data.tokenizer)
+    return SavedRun(checkpoint, run, read_model(run.model).portable(), tokenizer)
+
+
+def own_tokenizer(home: Path, named: str) -> Path:
+    """The tokenizer of the run in folder ``home``: the copy that it kept, else the original.
+
+    Args:
+        home: run folder.
+        named: the run's ``data.tokenizer``, a file or a folder.
+    """
+    kept = RunFolder(home).tokenizer
+    if not kept.is_dir():
+        return Path(named)
+    file = kept / Path(named).name
+    return file if file.is_file() else kept
 
 
 def connect(tensor: int) -> ParallelContext:
@@ -80,6 +93,7 @@ def connect(tensor: int) -> ParallelContext:
     if rank.world_size > 1:
         from ds_engine.training.engine import init_distributed
 
+        prepare_rendezvous(rank)
         init_distributed()
     return ParallelContext.create(dims)
 
@@ -98,5 +112,5 @@ def load_model(
         raise ConfigError("; ".join(problems))
     model = SequentialModel(make_plan(saved.run, saved.model, tp, dtype=dtype)).to(dtype)
     FullWeights(saved.checkpoint).load_into(model.canonical_parameters())
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device).eval()
+    local_rank = RankInfo.from_environment().local_rank
+    return model.to(local_device(os.environ, local_rank)).eval()

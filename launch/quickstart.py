@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +13,15 @@ import numpy as np
 from ds_engine.config.load import load_run
 from ds_engine.data.indexed import IndexedDataset
 from ds_engine.errors import LaunchError
-from launch.accelerator import find_accelerator
+from launch.accelerator import Accelerator, find_accelerator
 from launch.check import check_run
-from launch.deepspeed_launcher import HOME, free_port, local_command, local_environment
-from launch.local import run_ranks
+from launch.deepspeed_launcher import HOME
+from launch.local import start_ranks
 from launch.quickstart_text import Split, write_split
 from preprocessing.run import Options, preprocess
 from preprocessing.train_tokenizer import train_tokenizer
 
 RUN_FILE = HOME / "ds_configs" / "runs" / "gpt_tiny.json"
-PROMPT = "def main("
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ def run_quickstart(settings: Quickstart) -> int:
     """
     folder, data = settings.run, settings.folder
     sources = (
-        f'data.train=[{{"path": "{data / "train"}"}}]',
-        f'data.validation=[{{"path": "{data / "validation"}"}}]',
-        f"data.tokenizer={data / 'tokenizer.json'}",
-        f"checkpoint.directory={folder}",
+        f"data.train={json.dumps([{'path': str(data / 'train')}])}",
+        f"data.validation={json.dumps([{'path': str(data / 'validation')}])}",
+        f"data.tokenizer={json.dumps(str(data / 'tokenizer.json'))}",
+        f"checkpoint.directory={json.dumps(str(folder))}",
     )
     overrides = (*sources, *settings.overrides)
     run = load_run(RUN_FILE, overrides)
@@ -101,11 +101,17 @@ def run_quickstart(settings: Quickstart) -> int:
     prepare(settings, resolved.model.vocab_size)
     entropy = unigram_entropy(data / "validation")
 
+    accelerator = find_accelerator(os.environ)
+    if not accelerator.is_cpu and accelerator.devices < settings.nproc:
+        accelerator = Accelerator("cpu", 1)  # two small ranks on the CPU rather than none
     arguments = ["--config", str(RUN_FILE), *(w for o in overrides for w in ("--set", o))]
-    command = local_command("launch.train", arguments, nproc=settings.nproc, port=free_port())
-    accelerator = find_accelerator(dict(os.environ))
-    environment = local_environment(os.environ, accelerator=accelerator.name)
-    code = run_ranks(command, environment, "launch.train")
+    code = start_ranks(
+        "launch.train",
+        arguments,
+        nproc=settings.nproc,
+        source="--nproc",
+        accelerator=accelerator,
+    )
     if code:
         return code
     _show(settings, entropy)

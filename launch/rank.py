@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from ds_engine.errors import ConfigError, DsEngineError
+from ds_engine.errors import DsEngineError
 
 STARTER = "DS_ENGINE_STARTER"
+EXIT_FILE = "DS_ENGINE_EXIT_FILE"
+# Seconds in which rank 0 says what went wrong, closes its trackers and ends everybody.
+GRACE = 5.0
 
 
 def is_rank() -> bool:
@@ -54,15 +59,26 @@ def follow_starter(*, every: float = 1.0) -> None:
     threading.Thread(target=watch, name="follow-starter", daemon=True).start()
 
 
+def record_exit(code: int) -> None:
+    """Leave rank 0's exit code for the ``ds-engine`` that started it, see ``launch.local``."""
+    path = os.environ.get(EXIT_FILE)
+    if path and os.environ.get("RANK") == "0":
+        with contextlib.suppress(OSError):  # the starter is gone, and nobody will read it
+            Path(path).write_text(f"{code}\n")
+
+
 def fail(error: DsEngineError) -> NoReturn:
     """Turn an error that a user can act on into one line and the process's exit code.
 
-    A wrong configuration is the same on every rank, so rank 0 alone says it.
+    Most errors are the same on all ranks, and the first rank to leave makes the launcher end the
+    others: so rank 0 goes first. A rank that is still there after ``GRACE`` seconds has an error of
+    its own, and says it.
     """
     rank = os.environ.get("RANK", "0")
-    if rank == "0" or not isinstance(error, ConfigError):
-        where = f" (rank {rank})" if is_rank() and os.environ["WORLD_SIZE"] != "1" else ""
-        click.echo(f"error{where}: {error}", err=True)
+    if rank != "0":
+        time.sleep(GRACE)
+    where = f" (rank {rank})" if is_rank() and os.environ["WORLD_SIZE"] != "1" else ""
+    click.echo(f"error{where}: {error}", err=True)
     if not is_rank():
         sys.exit(error.exit_code)
     sys.stdout.flush()

@@ -22,7 +22,7 @@ import click  # noqa: E402
 
 from ds_engine.errors import DsEngineError  # noqa: E402
 from launch.guard import check_rank_imports  # noqa: E402
-from launch.rank import fail, follow_starter  # noqa: E402
+from launch.rank import fail, follow_starter, record_exit  # noqa: E402
 
 
 def train(config: str, overrides: tuple[str, ...]) -> int:
@@ -31,8 +31,8 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
     Raises:
         DsEngineError: whatever a user can act on.
     """
-    from ds_engine.config.load import load_run, run_to_dict
-    from ds_engine.parallel.context import ParallelContext, RankInfo
+    from ds_engine.config.load import load_run
+    from ds_engine.parallel.context import ParallelContext, RankInfo, prepare_rendezvous
     from launch.check import check_files, check_run
 
     rank = RankInfo.from_environment()
@@ -50,6 +50,7 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
     from ds_engine.training.checkpoint.checkpointer import Checkpointer
     from ds_engine.training.engine import (
         build_train_step,
+        check_optimizer,
         check_precision,
         gather_parameter,
         init_distributed,
@@ -64,23 +65,24 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
     from ds_engine.training.trainer import Trainer, TrainerSettings, accelerator_memory
     from launch.compose import plan_of, run_dtype
     from launch.doctor_probes import has_wandb_key
+    from preprocessing.tokenize import tokenizer_files
 
     def report(text: str) -> None:
         if rank.rank == 0:
             print(text, flush=True)
 
     check_precision(run_dtype(resolved.deepspeed))
+    check_optimizer(resolved.deepspeed["optimizer"]["type"])
+    prepare_rendezvous(rank)
     init_distributed()
     torch.manual_seed(run.seed)
     context = ParallelContext.create(dims)
     folder = RunFolder(Path(run.checkpoint.directory))
-    settled = run_to_dict(run)
+    settled = resolved.to_dict()
     run_id = ""
     if rank.rank == 0:
         folder.create()
         run_id = folder.run_id()
-        folder.write_config(settled)
-        folder.keep_tokenizer(run.data.tokenizer)
         for warning in resolved.warnings:
             report(f"warning: {warning}")
 
@@ -103,6 +105,11 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
         gather=gather_parameter,
     )
     state = checkpointer.resume() or TrainState()
+    if rank.rank == 0:
+        # Not before: a refused resume must leave the run as it was.
+        folder.write_config(settled)
+        if run.data.tokenizer is not None:
+            folder.keep_tokenizer(tokenizer_files(run.data.tokenizer))
 
     # The data, from where it stood.
     dataset = build_dataset(
@@ -230,6 +237,7 @@ def main(config: str, overrides: tuple[str, ...], local_rank: int | None) -> Non
         code = train(config, overrides)
     except DsEngineError as error:
         fail(error)
+    record_exit(code)
     sys.exit(code)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ds_engine.config.deepspeed import zero_stage
+from ds_engine.config.deepspeed import precision, zero_stage
+from ds_engine.config.reader import raise_problems
 from ds_engine.config.schema import RunConfig
-from ds_engine.errors import ConfigError
 from ds_engine.parallel.dims import ParallelDims
+from launch.check import check_layout
 from models.registry import ModelConfig, read_model
 
 
@@ -35,7 +36,7 @@ def plan_proof(run: RunConfig, *, data: int, max_processes: int) -> ProofPlan:
         max_processes: most ranks to start; larger degrees are halved until it fits.
 
     Raises:
-        ConfigError: the layout does not fit the model.
+        ConfigError: the layout does not exist or does not fit the model, as in training.
     """
     parallel, notes = run.parallel, []
     degrees = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": data}
@@ -52,16 +53,23 @@ def plan_proof(run: RunConfig, *, data: int, max_processes: int) -> ProofPlan:
         for axis in degrees
         if degrees[axis] != asked[axis]
     ]
+    if parallel.sequence and degrees["tensor"] == 1:
+        notes.append("parallel.sequence is not proven: at tensor = 1 there is nothing to split")
+    if precision(run.deepspeed) == "fp16":
+        notes.append("deepspeed.fp16 is not proven, only fp32: a CPU does not train in fp16")
     model = read_model(run.model)
-    problems = model.check(
-        ParallelDims(
-            parallel.tensor * parallel.pipeline,
-            tensor=parallel.tensor,
-            pipeline=parallel.pipeline,
-        )
+    if model.portable() != model:
+        notes.append('model.attention.backend = "flash" is proven as "auto": it needs a GPU')
+    whole = ParallelDims(
+        parallel.tensor * parallel.pipeline, tensor=parallel.tensor, pipeline=parallel.pipeline
     )
-    if problems:
-        raise ConfigError("; ".join(problems))
+    raise_problems(
+        [
+            *check_layout(run),
+            *model.check(whole),
+            *model.check_sequence(run.data.sequence_length),
+        ]
+    )
     dims = ParallelDims(world(), tensor=degrees["tensor"], pipeline=degrees["pipeline"])
     return ProofPlan(dims, model.shrunk(dims), tuple(notes))
 
@@ -69,7 +77,8 @@ def plan_proof(run: RunConfig, *, data: int, max_processes: int) -> ProofPlan:
 def describe(run: RunConfig, plan: ProofPlan) -> str:
     """What is about to be proven, in one line."""
     extras = [f"ZeRO {zero_stage(run.deepspeed)}"]
-    extras += ["sequence parallel"] if run.parallel.sequence else []
+    if run.parallel.sequence and plan.dims.tensor > 1:
+        extras.append("sequence parallel")
     return (
         f"{plan.dims.describe()}, {', '.join(extras)}: {plan.model.num_parameters():,} parameters"
     )

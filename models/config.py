@@ -5,178 +5,33 @@ fit together, how many parameters and FLOPs they mean, and which parallel layout
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Literal
 
-from ds_engine.config.reader import AboveZero, Positive, Probability, Range, join_path
+from ds_engine.config.reader import AboveZero, Positive, Probability, join_path
 from ds_engine.parallel.dims import ParallelDims
+from models.sections import (
+    AttentionConfig,
+    MLPConfig,
+    NormConfig,
+    PositionConfig,
+    RotaryScalingConfig,
+    divisors,
+    listed,
+)
 
-GATED_ACTIVATIONS = ("swiglu", "geglu", "geglu_tanh")
+# Users of a family's configuration need not know where its sections are written down.
+__all__ = [
+    "AttentionConfig",
+    "GPTConfig",
+    "MLPConfig",
+    "NormConfig",
+    "PositionConfig",
+    "RotaryScalingConfig",
+]
 
-
-@dataclass(frozen=True)
-class AttentionConfig:
-    """Self-attention.
-
-    Attributes:
-        num_heads: Query heads.
-        num_kv_heads: Key and value heads, each shared by num_heads / num_kv_heads query heads;
-            null: num_heads; 1: multi-query attention.
-        head_dim: Size of one head; null: hidden_size / num_heads.
-        bias: Whether the query, key and value projections have a bias.
-        output_bias: Whether the output projection has a bias; null: as bias.
-        qk_norm: Whether queries and keys are normalised per head (with norm.type, weights shared
-            by the heads) before the position is applied.
-        sliding_window: Newest positions that a token sees, itself included; null: all.
-        dropout: Dropout of attention probabilities.
-        backend: Kernel: "auto" takes the fastest that supports the layer.
-    """
-
-    num_heads: Positive
-    num_kv_heads: Positive | None = None
-    head_dim: Positive | None = None
-    bias: bool = True
-    output_bias: bool | None = None
-    qk_norm: bool = False
-    sliding_window: Positive | None = None
-    dropout: Probability = 0.0
-    backend: Literal["auto", "reference", "sdpa", "flash"] = "auto"
-
-    @property
-    def kv_heads(self) -> int:
-        """Key and value heads, with the default filled in."""
-        return self.num_kv_heads or self.num_heads
-
-    @property
-    def has_output_bias(self) -> bool:
-        """Whether the output projection has a bias, with the default filled in."""
-        return self.bias if self.output_bias is None else self.output_bias
-
-    def check_fields(self, where: str) -> list[str]:
-        """Rules between the fields of this section."""
-        if self.num_heads % self.kv_heads == 0:
-            return []
-        return [
-            f"{join_path(where, 'num_kv_heads')} = {self.num_kv_heads} does not divide "
-            f"{join_path(where, 'num_heads')} = {self.num_heads}; use {divisors(self.num_heads)}"
-        ]
-
-
-@dataclass(frozen=True)
-class RotaryScalingConfig:
-    """Stretching of rotary frequencies beyond the length that the model was trained with.
-
-    Attributes:
-        type: Method: "linear" (position interpolation, arXiv:2306.15595), "dynamic_ntk", "llama3"
-            or "yarn" (arXiv:2309.00071).
-        factor: How many times longer the context becomes.
-        original_max_sequence_length: Length before stretching; needed by "llama3" and "yarn";
-            null for "dynamic_ntk": max_sequence_length.
-        low_freq_factor: "llama3": wavelengths above original length / this are fully stretched.
-        high_freq_factor: "llama3": wavelengths below original length / this stay.
-        beta_fast: "yarn": rotations over the original length above which frequencies stay.
-        beta_slow: "yarn": rotations below which frequencies are fully stretched.
-        attention_factor: "yarn": multiplier of cosines and sines; null: 0.1 ln(factor) + 1.
-    """
-
-    type: Literal["none", "linear", "dynamic_ntk", "llama3", "yarn"] = "none"
-    factor: Annotated[float, Range(minimum=1)] = 1.0
-    original_max_sequence_length: Positive | None = None
-    low_freq_factor: AboveZero = 1.0
-    high_freq_factor: AboveZero = 4.0
-    beta_fast: AboveZero = 32.0
-    beta_slow: AboveZero = 1.0
-    attention_factor: AboveZero | None = None
-
-    def check_fields(self, where: str) -> list[str]:
-        """Rules between the fields of this section."""
-        problems = []
-        factor, kind = join_path(where, "factor"), f"{join_path(where, 'type')} = {self.type}"
-        if self.type == "none" and self.factor != 1.0:
-            problems.append(f"{factor} = {self.factor:g} has no effect with {kind}; set the type")
-        if self.type in ("llama3", "yarn") and self.original_max_sequence_length is None:
-            problems.append(f"{kind} needs {join_path(where, 'original_max_sequence_length')}")
-        if self.type == "llama3" and self.high_freq_factor <= self.low_freq_factor:
-            problems.append(
-                f"{join_path(where, 'high_freq_factor')} = {self.high_freq_factor:g} must be above "
-                f"low_freq_factor = {self.low_freq_factor:g}"
-            )
-        if self.type == "yarn" and self.beta_fast <= self.beta_slow:
-            problems.append(
-                f"{join_path(where, 'beta_fast')} = {self.beta_fast:g} must be above beta_slow = "
-                f"{self.beta_slow:g}"
-            )
-        return problems
-
-
-@dataclass(frozen=True)
-class PositionConfig:
-    """How tokens know where they stand.
-
-    Attributes:
-        type: "learned" adds a trained vector, "rotary" turns queries and keys (arXiv:2104.09864),
-            "alibi" lowers scores by distance (arXiv:2108.12409), "none" leaves the causal mask.
-        rotary_base: Base of the rotary wavelengths.
-        rotary_fraction: Share of each head that is turned.
-        rotary_interleaved: Whether pairs are neighbours (GPT-J) rather than halves (NeoX, Llama).
-        rotary_scaling: Stretching to longer contexts.
-    """
-
-    type: Literal["learned", "rotary", "alibi", "none"] = "learned"
-    rotary_base: AboveZero = 10000.0
-    rotary_fraction: Annotated[float, Range(above=0, maximum=1)] = 1.0
-    rotary_interleaved: bool = False
-    rotary_scaling: RotaryScalingConfig = field(default_factory=RotaryScalingConfig)
-
-    def check_fields(self, where: str) -> list[str]:
-        """Rotary keys without rotary positions would be ignored, so they are refused."""
-        if self.type == "rotary":
-            return []
-        defaults = PositionConfig()
-        return [
-            f"{join_path(where, name)} is set but {join_path(where, 'type')} = {self.type}; "
-            'remove it, or use the type "rotary"'
-            for name in ("rotary_base", "rotary_fraction", "rotary_interleaved", "rotary_scaling")
-            if getattr(self, name) != getattr(defaults, name)
-        ]
-
-
-@dataclass(frozen=True)
-class NormConfig:
-    """Normalisation.
-
-    Attributes:
-        type: "layernorm" has a weight and a bias, "rmsnorm" a weight only.
-        epsilon: Added to the variance.
-    """
-
-    type: Literal["layernorm", "rmsnorm"] = "layernorm"
-    epsilon: AboveZero = 1e-5
-
-    def num_parameters(self, size: int) -> int:
-        """Parameters of one norm over ``size`` features."""
-        return 2 * size if self.type == "layernorm" else size
-
-
-@dataclass(frozen=True)
-class MLPConfig:
-    """The feed-forward block.
-
-    Attributes:
-        intermediate_size: Width between the two projections (of each half for gated activations).
-        activation: "gelu" is exact, "gelu_tanh" the approximation; "swiglu", "geglu" and
-            "geglu_tanh" are gated: a second up-projection multiplies the activation
-            (arXiv:2002.05202).
-        bias: Whether the projections have a bias.
-    """
-
-    intermediate_size: Positive
-    activation: Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"] = "gelu"
-    bias: bool = True
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether there is a gate beside the up-projection."""
-        return self.activation in GATED_ACTIVATIONS
+# Sizes of a model for proofs.
+SHRUNK_HEAD = 16
+SHRUNK_LENGTH = 32
 
 
 @dataclass(frozen=True)
@@ -235,6 +90,11 @@ class GPTConfig:
             return 0
         return int(self.head_dim * self.position.rotary_fraction)
 
+    @property
+    def position_limit(self) -> int | None:
+        """Positions that the model can tell apart; None: no limit (anything but a table)."""
+        return self.max_sequence_length if self.position.type == "learned" else None
+
     def check_fields(self, where: str) -> list[str]:
         """Rules between the sections of the model."""
         problems = []
@@ -244,18 +104,27 @@ class GPTConfig:
                 "tied head is the embedding itself; set one of them to false"
             )
         heads = self.attention.num_heads
+        least, why = 2, "turn pairs"
+        if self.position.rotary_scaling.type == "dynamic_ntk":
+            # Its exponent is R / (R - 2).
+            least, why = 4, "with dynamic_ntk turn at least two pairs"
         if self.attention.head_dim is None and self.hidden_size % heads:
             problems.append(
                 f"{join_path(where, 'attention.num_heads')} = {heads} does not divide "
                 f"{join_path(where, 'hidden_size')} = {self.hidden_size}; use one of "
                 f"{divisors(self.hidden_size)}, or set attention.head_dim"
             )
-        elif self.position.type == "rotary" and (self.rotary_dim % 2 or self.rotary_dim < 2):
+        elif self.position.type == "rotary" and (self.rotary_dim % 2 or self.rotary_dim < least):
             problems.append(
                 f"{join_path(where, 'position.rotary_fraction')} = "
                 f"{self.position.rotary_fraction:g} of head_dim = {self.head_dim} turns "
-                f"{self.rotary_dim} features, but rotary positions turn pairs; choose a fraction "
-                "that gives an even number of at least 2"
+                f"{self.rotary_dim} features, but rotary positions {why}; choose a fraction "
+                f"that gives an even number of at least {least}"
+            )
+        if self.attention.backend == "flash" and self.position.type == "alibi":
+            problems.append(
+                f"{join_path(where, 'attention.backend')} = flash cannot add ALiBi to the scores "
+                '(position.type = alibi); use "auto", or other positions'
             )
         return problems
 
@@ -272,12 +141,12 @@ class GPTConfig:
             problems.append(
                 f"parallel.tensor = {tensor} neither divides model.attention.num_kv_heads = "
                 f"{attention.kv_heads} nor is a multiple of it; "
-                f"use {_listed(self._tensor_degrees())}"
+                f"use {listed(self._tensor_degrees())}"
             )
         if self.mlp.intermediate_size % tensor:
             problems.append(
                 f"parallel.tensor = {tensor} does not divide model.mlp.intermediate_size = "
-                f"{self.mlp.intermediate_size}; use {_listed(self._tensor_degrees())}"
+                f"{self.mlp.intermediate_size}; use {listed(self._tensor_degrees())}"
             )
         chunks = dims.pipeline * dims.virtual_pipeline
         if self.num_layers < chunks:
@@ -290,7 +159,7 @@ class GPTConfig:
 
     def check_sequence(self, sequence_length: int) -> list[str]:
         """Whether the model can read sequences of this length; empty: it can."""
-        if self.position.type != "learned" or sequence_length <= self.max_sequence_length:
+        if self.position_limit is None or sequence_length <= self.position_limit:
             return []
         return [
             f"data.sequence_length = {sequence_length} is longer than model.max_sequence_length = "
@@ -331,11 +200,19 @@ class GPTConfig:
         attention = self.num_layers * self.attention.num_heads * self.head_dim * span
         return 6 * weights + 12 * attention
 
+    def portable(self) -> "GPTConfig":
+        """The same model for any device: the kernel "flash" becomes "auto"."""
+        if self.attention.backend != "flash":
+            return self
+        return replace(self, attention=replace(self.attention, backend="auto"))
+
     def shrunk(self, dims: ParallelDims) -> "GPTConfig":
         """The same architecture at sizes that train in seconds on a CPU, for proofs.
 
-        Every option is kept; what is cut is the number of layers, the widths, the vocabulary (to an
-        odd number of words) and the window. Heads keep their grouping and still fit ``dims``.
+        Every option is kept but the kernel (see ``portable``); what is cut is the number of layers,
+        the widths, the vocabulary (to an odd number of words), the window and the sequence (to a
+        multiple of ``dims.tensor``, for sequence parallelism). Heads keep their grouping and still
+        fit ``dims``; rotary positions turn two pairs or more, the least that every scaling takes.
         """
         attention, heads, kv_heads = self.attention, self.attention.num_heads, 0
         if attention.kv_heads == heads:
@@ -345,20 +222,25 @@ class GPTConfig:
             if kv_heads % dims.tensor and dims.tensor % kv_heads:
                 kv_heads = dims.tensor
             heads = kv_heads * max(2, dims.tensor // kv_heads)
+        position = self.position
+        if position.type == "rotary":
+            turned = max(2 * int(SHRUNK_HEAD * position.rotary_fraction / 2), 4)
+            position = replace(position, rotary_fraction=turned / SHRUNK_HEAD)
         small = replace(
-            attention,
+            self.portable().attention,
             num_heads=heads,
             num_kv_heads=kv_heads,
-            head_dim=16 if attention.head_dim else None,
+            head_dim=SHRUNK_HEAD if attention.head_dim else None,
             sliding_window=attention.sliding_window and min(attention.sliding_window, 5),
         )
         return replace(
             self,
             vocab_size=61,
             num_layers=max(2, dims.pipeline * dims.virtual_pipeline),
-            hidden_size=16 * heads,
-            max_sequence_length=32,
+            hidden_size=SHRUNK_HEAD * heads,
+            max_sequence_length=-(-SHRUNK_LENGTH // dims.tensor) * dims.tensor,
             attention=small,
+            position=position,
             mlp=replace(self.mlp, intermediate_size=32 * heads),
             vocab_multiple=8,
         )
@@ -378,13 +260,3 @@ class GPTConfig:
             and (kv_heads % degree == 0 or degree % kv_heads == 0)
             and self.mlp.intermediate_size % degree == 0
         ]
-
-
-def divisors(number: int) -> str:
-    """The divisors of a number in words, such as "1, 2, 4, 8 or 16"."""
-    return _listed([degree for degree in range(1, number + 1) if number % degree == 0])
-
-
-def _listed(numbers: list[int]) -> str:
-    words = [str(number) for number in numbers]
-    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]

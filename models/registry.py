@@ -34,6 +34,10 @@ class ModelConfig(Protocol):
     def max_sequence_length(self) -> int:
         """Longest sequence, tokens."""
 
+    @property
+    def position_limit(self) -> int | None:
+        """Positions that the model can tell apart; None: no limit."""
+
     def check(self, dims: ParallelDims) -> list[str]:
         """All reasons why the model cannot be laid out like ``dims``."""
 
@@ -48,6 +52,9 @@ class ModelConfig(Protocol):
 
     def padded_vocab_size(self, tensor: int) -> int:
         """Rows of the embedding for a tensor-parallel degree."""
+
+    def portable(self) -> "ModelConfig":
+        """The same model with kernels that run on any device."""
 
     def shrunk(self, dims: ParallelDims) -> "ModelConfig":
         """The same architecture at sizes for a proof on a CPU."""

@@ -11,9 +11,9 @@ missing_text        dropped   the object has no text key
 text_not_string     dropped   the text is not a string
 invalid_utf8        repaired  each ill-formed sequence of bytes becomes one U+FFFD
 lone_surrogate      repaired  each half of a surrogate pair (``\\ud83d`` without its partner)
-becomes U+FFFD empty               dropped   no text, a blank line, or text of which the tokenizer
-leaves nothing ==================  ========
-=====================================================================
+                              becomes U+FFFD
+empty               dropped   no text, a blank line, or text of which the tokenizer leaves nothing
+==================  ========  =====================================================================
 
 All are counted and listed with file and line. All but ``empty`` are *bad*: they lose something, so
 ``--max-bad-fraction`` limits them. A byte order mark at the start of a file is not text and is

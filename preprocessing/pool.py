@@ -95,8 +95,7 @@ def _note_processes(processes: dict[int, BaseProcess], others: set[int | None]) 
 
 
 def _ends(processes: dict[int, BaseProcess]) -> str:
-    """Say how workers ended. The executor ends the survivors with SIGTERM, so that tells "
-    "nothing."""
+    """Say how workers ended; SIGTERM tells nothing, as the executor ends the survivors with it."""
     codes = {pid: process.exitcode for pid, process in processes.items()}
     own = {pid: code for pid, code in codes.items() if code not in (0, None, -signal.SIGTERM)}
     said = []

@@ -51,7 +51,14 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``; special tokens appear by name."""
+        """Return the text of ``ids``.
+
+        A special token appears by its name with Hugging Face tokenizers; sentencepiece leaves its
+        control tokens out.
+
+        Raises:
+            DataError: an id that is not below ``vocab_size``, or a negative one.
+        """
         ...
 
 
@@ -76,6 +83,7 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """See ``Tokenizer``."""
+        _check_ids(ids, self.vocab_size)
         return str(self.model.decode(list(ids), skip_special_tokens=False))
 
 
@@ -99,6 +107,7 @@ class SentencePieceTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """See ``Tokenizer``."""
+        _check_ids(ids, self.vocab_size)
         return str(self.model.decode(list(ids)))
 
 
@@ -126,6 +135,27 @@ def load_tokenizer(path: str | os.PathLike[str], *, eod: str | None = None) -> T
     return tokenizer
 
 
+def tokenizer_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The files that ``load_tokenizer(path)`` reads, out of a folder that may hold much more.
+
+    Copied side by side into a folder of their own, they load as they do here.
+
+    Raises:
+        DataError: no tokenizer, or a part of one is missing.
+    """
+    file = _find(Path(path))
+    return [file, _merges(file)] if _is_gpt2(file) else [file]
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise DataError(
+                f"token {token} is not in the tokenizer, whose ids are 0 to {vocab_size - 1}; use "
+                "the tokenizer that made the data"
+            )
+
+
 def _find(path: Path) -> Path:
     if path.is_file():
         return path
@@ -147,7 +177,7 @@ def _load_hugging_face(file: Path, eod: str | None) -> HuggingFaceTokenizer:
     import tokenizers
 
     try:
-        if file.name.endswith("vocab.json"):
+        if _is_gpt2(file):
             model = _gpt2(file)
         else:
             model = tokenizers.Tokenizer.from_file(str(file))
@@ -171,14 +201,23 @@ def _load_hugging_face(file: Path, eod: str | None) -> HuggingFaceTokenizer:
     )
 
 
+def _is_gpt2(file: Path) -> bool:
+    return file.name.endswith("vocab.json")
+
+
+def _merges(vocabulary: Path) -> Path:
+    """The other file of a GPT-2 tokenizer."""
+    merges = vocabulary.with_name(vocabulary.name.replace("vocab.json", "merges.txt"))
+    if not merges.is_file():
+        raise DataError(f"{merges} is missing: GPT-2 files are {vocabulary.name} and {merges.name}")
+    return merges
+
+
 def _gpt2(file: Path) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer as Model
     from tokenizers import decoders, models, pre_tokenizers
 
-    merges = file.with_name(file.name.replace("vocab.json", "merges.txt"))
-    if not merges.is_file():
-        raise DataError(f"{merges} is missing: GPT-2 files are {file.name} and {merges.name}")
-    model = Model(models.BPE.from_file(str(file), str(merges)))
+    model = Model(models.BPE.from_file(str(file), str(_merges(file))))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()
     return model

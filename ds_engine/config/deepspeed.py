@@ -17,6 +17,7 @@ from ds_engine.config.deepspeed_keys import (
     OPTIMIZER_NAMES,
     OPTIMIZERS,
     REFUSED,
+    REFUSED_OPTIMIZERS,
     Kind,
 )
 from ds_engine.config.reader import did_you_mean, join_path, show
@@ -28,6 +29,7 @@ from ds_engine.config.schema import (
 )
 
 NEVER_PRINT = 10**9
+_SECRET = "api_key"
 _KIND_WORDS = {
     "bool": "true or false",
     "int": "an integer",
@@ -46,8 +48,14 @@ def check_deepspeed(section: Mapping[str, Any]) -> list[str]:
     problems += _check_keys(known, KEYS, "deepspeed")
     optimizer = section.get("optimizer")
     if isinstance(optimizer, Mapping) and isinstance(optimizer.get("type"), str):
-        params = OPTIMIZERS.get(optimizer["type"].lower())
-        if params is None:
+        name = optimizer["type"].lower()
+        params = OPTIMIZERS.get(name)
+        if name in REFUSED_OPTIMIZERS:
+            problems.append(
+                f"deepspeed.optimizer.type = {show(optimizer['type'])} is not accepted: "
+                f"{REFUSED_OPTIMIZERS[name]}"
+            )
+        elif params is None:
             hint = did_you_mean(optimizer["type"], OPTIMIZER_NAMES)
             problems.append(
                 f"deepspeed.optimizer.type = {show(optimizer['type'])} is unknown{hint}"
@@ -74,7 +82,12 @@ def check_rules(section: Mapping[str, Any], parallel: ParallelConfig) -> list[st
     zero = section.get("zero_optimization") or {}
     for name, minimum in (("offload_optimizer", 1), ("offload_param", 3)):
         device = (zero.get(name) or {}).get("device", "none")
-        if device != "none" and stage < minimum:
+        if device == "nvme":
+            problems.append(
+                f"deepspeed.zero_optimization.{name}.device = nvme is not accepted: states swapped "
+                "out to files cannot be written into our checkpoints; use cpu"
+            )
+        elif device != "none" and stage < minimum:
             problems.append(
                 f"deepspeed.zero_optimization.{name}.device = {device} needs ZeRO stage "
                 f"{minimum}{' or higher' if minimum < 3 else ''}, not {stage}"
@@ -174,7 +187,13 @@ def _check_keys(section: Mapping[str, Any], keys: Mapping[str, Kind], where: str
     problems = []
     for key, value in section.items():
         path = join_path(where, key)
-        if key not in keys:
+        if str(key).lower().endswith(_SECRET):
+            problems.append(
+                f"{path} is a secret, and the configuration is written into config.json, "
+                "checkpoints and trackers; delete it and set the environment variable that its "
+                "service reads (COMET_API_KEY, WANDB_API_KEY)"
+            )
+        elif key not in keys:
             problems.append(f"{path} is not a DeepSpeed key{did_you_mean(key, keys)}")
         else:
             problems += _check_value(value, keys[key], path)

@@ -51,13 +51,6 @@ OPTIMIZERS: Mapping[str, Mapping[str, Kind]] = {
         "min_coeff": "number",
     },
     "lion": {"lr": "number", "betas": "list", "weight_decay": "number"},
-    "muon": {
-        **_ADAM,
-        "muon_lr": "number",
-        "adam_lr": "number",
-        "momentum": "number",
-        "ns_method": "str",
-    },
     "sgd": {
         "lr": "number",
         "momentum": "number",
@@ -66,7 +59,13 @@ OPTIMIZERS: Mapping[str, Mapping[str, Kind]] = {
         "nesterov": "bool",
     },
 }
-OPTIMIZER_NAMES = ("Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon", "SGD")
+OPTIMIZER_NAMES = ("Adam", "AdamW", "Adagrad", "Lamb", "Lion", "SGD")
+
+# Optimizers of DeepSpeed that ds-engine refuses, with the reason and what to do instead.
+REFUSED_OPTIMIZERS: Mapping[str, str] = {
+    "muon": "it needs every parameter tagged use_muon and a learning rate for each of the two "
+    "kinds, and training.lr_schedule sets one rate for all; use AdamW",
+}
 
 # Parameters of DeepSpeed's own Adam kernels, which torch's AdamW does not take.
 KERNEL_ADAM_KEYS = ("bias_correction", "set_grad_none", "fp32_optimizer_states")
@@ -229,7 +228,6 @@ KEYS: Mapping[str, Kind] = {
         "samples_log_interval": "int",
         "project": "str",
         "workspace": "str",
-        "api_key": "str",
         "experiment_name": "str",
         "experiment_key": "str",
         "online": "bool",
@@ -259,16 +257,13 @@ KEYS: Mapping[str, Kind] = {
         "overlap_events": "bool",
         "use_gds": "bool",
     },
-    "compile": "any",
     "timers": {"throughput": {"enabled": "bool", "synchronized": "bool"}},
     "steps_per_print": "int",
     "wall_clock_breakdown": "bool",
     "memory_breakdown": "bool",
     "dump_state": "bool",
     "disable_python_gc": "bool",
-    "dataloader_drop_last": "bool",
     "use_data_before_expert_parallelism": "bool",
-    "vocabulary_size": "int",
     "log_level": "any",
 }
 
@@ -284,6 +279,11 @@ REFUSED: Mapping[str, str] = {
     "managed_gradient_accumulation": "ds-engine relies on DeepSpeed's own accumulation; delete it",
     "hybrid_engine": "it is for inference in RLHF, not for pretraining; delete it",
     "autotuning": "DeepSpeed's tuner does not know pipelines; delete it",
+    "compile": "it needs engine.compile(), which ds-engine does not call; delete it",
+    "vocabulary_size": "DeepSpeed only warns about it; set model.vocab_size and "
+    "model.vocab_multiple",
+    "dataloader_drop_last": "it is for DeepSpeed's own loader, which ds-engine does not use (its "
+    "batches are always complete); delete it",
     "data_efficiency": "the data order is owned by the data section; delete it",
     "weight_quantization": "it is for inference; delete it",
     "datastates_ckpt": "checkpoints are owned by the checkpoint section; delete it",

@@ -34,6 +34,8 @@ class GenerationSettings:
         repetition_penalty: Above 1, lowers words that the row already holds (Keskar et al. 2019,
             arXiv:1909.05858); 1: none.
         stop_ids: Words that end a row; they are not part of the result.
+        vocab_limit: Only words below this number may come: the tokenizer's size, where the model
+            has room for more; null: all of the model's.
         seed: Of all random choices; row i of a batch draws from a stream of its own.
 
     Raises:
@@ -46,6 +48,7 @@ class GenerationSettings:
     top_p: float = 1.0
     repetition_penalty: float = 1.0
     stop_ids: tuple[int, ...] = ()
+    vocab_limit: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -76,6 +79,12 @@ class GenerationSettings:
                 all(token >= 0 for token in self.stop_ids),
                 "hold numbers of words, which are at least 0",
             ),
+            (
+                "vocab_limit",
+                self.vocab_limit is None or self.vocab_limit > max((0, *self.stop_ids)),
+                "be at least 1 and above all stop_ids; use the size of the tokenizer, or null "
+                "(None) for all words of the model",
+            ),
         )
         problems = [
             f"generation.{name} = {getattr(self, name)} must {rule}"
@@ -91,6 +100,12 @@ def row_generators(seed: int, batch: int) -> list[torch.Generator]:
     return [
         torch.Generator().manual_seed(derive_seed(seed, "generation", row)) for row in range(batch)
     ]
+
+
+def keep_below(logits: Tensor, limit: int) -> Tensor:
+    """Keep the words numbered below ``limit``; -inf elsewhere."""
+    words = torch.arange(logits.shape[-1], device=logits.device)
+    return logits.masked_fill(words >= limit, float("-inf"))
 
 
 def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -197,6 +212,8 @@ def choose(
         if seen is None:
             raise ValueError("a repetition penalty needs the words seen so far")
         logits = penalise_repetition(logits, seen, settings.repetition_penalty)
+    if settings.vocab_limit is not None:
+        logits = keep_below(logits, settings.vocab_limit)
     largest = logits.amax(-1)  # NaN if any logit is
     if not bool(largest.isfinite().all()):
         row = int((~largest.isfinite()).nonzero()[0])

@@ -4,6 +4,7 @@ environment, because torch's rendezvous is defined by it."""
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -44,6 +45,27 @@ class RankInfo:
             return cls(*(int(found[name]) for name in names))
         except ValueError as error:
             raise LaunchError(f"{found} must be whole numbers") from error
+
+
+def prepare_rendezvous(rank: RankInfo) -> None:
+    """See that torch.distributed can find the other ranks; a single process meets itself.
+
+    Raises:
+        LaunchError: there are several ranks and no address to meet at.
+    """
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if not missing:
+        return
+    if rank.world_size > 1:
+        raise LaunchError(
+            f"{' and '.join(missing)} not set for a world of {rank.world_size} ranks; start them "
+            "with `ds-engine`, `deepspeed` or `torchrun`, which set both"
+        )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", **own})
 
 
 @dataclass(frozen=True)

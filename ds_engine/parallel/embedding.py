@@ -13,12 +13,6 @@ from ds_engine.parallel.parameter import Init, make_parameter
 from ds_engine.parallel.tensor_parallel import TensorParallel
 
 
-def pad_vocabulary(vocab_size: int, multiple: int, tensor: int) -> int:
-    """Smallest multiple of ``multiple * tensor`` that holds ``vocab_size`` words."""
-    step = multiple * tensor
-    return -(-vocab_size // step) * step
-
-
 class VocabParallelEmbedding(nn.Module):
     """Table (V, H) with its rows cut over the group.
 

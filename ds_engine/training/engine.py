@@ -12,7 +12,7 @@ Legend: ``B`` micro-batch, ``S`` sequence.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 
 from ds_engine.errors import ConfigError
-from ds_engine.parallel.context import ParallelContext
+from ds_engine.parallel.context import ParallelContext, RankInfo
 from ds_engine.pipeline.engine import make_engine
 from ds_engine.pipeline.plan import LayerPlan
 from ds_engine.pipeline.sequential import SequentialModel
@@ -32,6 +32,8 @@ from ds_engine.pipeline.stage import StageModule
 from ds_engine.training.evaluate import ModelStep
 
 Batch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
+
+GPU_OPTIMIZERS = ("lamb", "lion")
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,13 @@ class TrainStep(Protocol):
                 where the batch grows; None: as in the step before.
         """
 
-    def evaluate(self, batches: Sequence[Batch] | None, count: int) -> tuple[float, int]:
-        """(sum of token losses, number of tokens) over ``count`` micro-batches of each replica."""
+    def evaluate(self, batches: Iterable[Batch] | None, count: int) -> tuple[float, int]:
+        """(sum of token losses, number of tokens) over ``count`` micro-batches of each replica.
+
+        Args:
+            batches: read once, one at a time; None on stages that read no data.
+            count: how many there are.
+        """
 
 
 def init_distributed(timeout_seconds: float = 1800.0) -> None:
@@ -98,6 +105,8 @@ def init_distributed(timeout_seconds: float = 1800.0) -> None:
         )
     elif not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(verbose=False)
+    # Before the first collective: else every rank would talk through device 0.
+    get_accelerator().set_device(RankInfo.from_environment().local_rank)
 
 
 def check_precision(dtype: torch.dtype) -> None:
@@ -116,6 +125,22 @@ def check_precision(dtype: torch.dtype) -> None:
         raise ConfigError(
             f"deepspeed.bf16.enabled = true, but the device here is {accelerator.device_name()}, "
             "which has no bf16; use ds_configs/deepspeed/fp16.json or fp32.json"
+        )
+
+
+def check_optimizer(name: str) -> None:
+    """Refuse an optimizer that this machine's accelerator has no kernel for.
+
+    Args:
+        name: ``deepspeed.optimizer.type``.
+
+    Raises:
+        ConfigError: naming the optimizer and those to use instead.
+    """
+    if get_accelerator().device_name() == "cpu" and name.lower() in GPU_OPTIMIZERS:
+        raise ConfigError(
+            f"deepspeed.optimizer.type = {name}, but the device here is cpu, and DeepSpeed's "
+            f"{name} is a GPU kernel; use AdamW, Adam, Adagrad or SGD"
         )
 
 
@@ -253,10 +278,10 @@ class _PlainStep(_Step):
         mean = self._sum_over_replicas(total / len(batches)) / replicas
         return self._result(float(mean), tokens)
 
-    def evaluate(self, batches: Sequence[Batch] | None, count: int) -> tuple[float, int]:
+    def evaluate(self, batches: Iterable[Batch] | None, count: int) -> tuple[float, int]:
         assert batches is not None
         self.engine.eval()
-        return ModelStep(self.engine, self.context).evaluate(batches, count)
+        return ModelStep(self.engine, self.context, self._device()).evaluate(batches, count)
 
 
 class _PipelineStep(_Step):
@@ -281,15 +306,19 @@ class _PipelineStep(_Step):
         loss = self.engine.train_batch(iterator)
         return self._result(float(loss), tokens)
 
-    def evaluate(self, batches: Sequence[Batch] | None, count: int) -> tuple[float, int]:
-        device, replicas = self._device(), self.context.get_data_parallel_world_size()
-        tokens = torch.zeros((), dtype=torch.float64, device=device)
-        for _, (_, mask) in batches or ():
-            tokens += mask.sum()
-        if self.reads_data:
-            self._sum_over_replicas(tokens)
+    def evaluate(self, batches: Iterable[Batch] | None, count: int) -> tuple[float, int]:
+        tokens = torch.zeros((), dtype=torch.float64)
+
+        def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
+            for inputs, (labels, mask) in batches:
+                tokens.add_(mask.sum())
+                yield inputs, (labels, mask)
+
         self.engine.total_loss = None  # left over from training, else added to (DeepSpeed 0.19.8)
         mean = self.engine.eval_batch(
-            iter(batches) if batches is not None else None, num_micro_batches=count
+            None if batches is None else counted(batches), num_micro_batches=count
         )
+        if self.reads_data:
+            tokens = self._sum_over_replicas(tokens.to(self._device()))
+        replicas = self.context.get_data_parallel_world_size()
         return float(mean) * count * replicas, int(tokens)

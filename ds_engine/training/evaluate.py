@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +12,10 @@ from torch import nn
 
 from ds_engine.data.causal_lm import CausalLM
 from ds_engine.data.dataset import ValidationDataset
-from ds_engine.data.loader import BatchLoader
+from ds_engine.data.loader import Batch, BatchLoader
 from ds_engine.data.samples import Sample
 from ds_engine.parallel.context import ParallelContext
+from ds_engine.training.metrics import perplexity
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,7 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float]:
         """Under the trackers' names."""
-        # exp overflows beyond 709; a diverged model's perplexity is infinite for every purpose
-        perplexity = math.exp(self.loss) if self.loss < 700 else math.inf
-        return {"validation/loss": self.loss, "validation/perplexity": perplexity}
+        return {"validation/loss": self.loss, "validation/perplexity": perplexity(self.loss)}
 
 
 class ModelStep:
@@ -43,16 +41,17 @@ class ModelStep:
     Args:
         model: in evaluation mode, whole or tensor-parallel.
         context: the live groups.
+        device: where the model computes; its parameters may lie elsewhere (offload).
     """
 
     reads_data = True
 
-    def __init__(self, model: nn.Module, context: ParallelContext) -> None:
-        self.model, self.context = model, context
+    def __init__(self, model: nn.Module, context: ParallelContext, device: torch.device) -> None:
+        self.model, self.context, self.device = model, context, device
 
-    def evaluate(self, batches: Sequence[Any], count: int) -> tuple[float, int]:
+    def evaluate(self, batches: Iterable[Any], count: int) -> tuple[float, int]:
         """(sum of token losses, number of tokens) over all replicas."""
-        device = next(self.model.parameters()).device
+        device = self.device
         total = torch.zeros(2, dtype=torch.float64, device=device)
         with torch.no_grad():
             for inputs, (labels, mask) in batches:
@@ -110,12 +109,16 @@ class Evaluator:
             data_parallel_size=replicas,
             prefetch=0,
         )
-        share = micro_batch_size * replicas
-        self._count = -(-samples // share)
-        self._samples = self._count * share
+        self._share = micro_batch_size * replicas
+        self._count = -(-samples // self._share)
 
     def run(self) -> Evaluation:
         """Evaluate; all ranks call this. The result is complete on ranks that read data."""
-        batches = self._loader.step(0, self._samples) if self._step.reads_data else None
+        batches = self._batches() if self._step.reads_data else None
         loss, tokens = self._step.evaluate(batches, self._count)
         return Evaluation(loss / max(tokens, 1), tokens)
+
+    def _batches(self) -> Iterator[Batch]:
+        """This replica's micro-batches, one at a time: a whole set may not fit into memory."""
+        for number in range(self._count):
+            yield from self._loader.step(number * self._share, self._share)

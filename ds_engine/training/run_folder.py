@@ -6,6 +6,7 @@
       run.json                     {"run_id": ...}: made once, kept for the life of the run
       config.json                  the resolved run config
       log.jsonl                    one row a logged step
+      tokenizer/                   the files of the run's tokenizer
       curves/*.png                 figures of ``ds-engine plot``
       wandb/                       wandb's own files
       checkpoints/step_00000100/   one folder a checkpoint
@@ -19,6 +20,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,11 @@ class RunFolder:
         return self.path / "run.json"
 
     @property
+    def tokenizer(self) -> Path:
+        """The folder of the tokenizer's files, so that the run can generate by itself."""
+        return self.path / "tokenizer"
+
+    @property
     def curves(self) -> Path:
         """The folder of the figures."""
         return self.path / "curves"
@@ -146,28 +153,36 @@ class RunFolder:
             )
         return run_id
 
-    def keep_tokenizer(self, path: str | None) -> None:
-        """Copy the tokenizer (a file or a folder), so that the run can generate by itself."""
-        if path is None:
-            return
-        source, target = Path(path), self.path / "tokenizer"
-        if source.is_dir():
-            shutil.copytree(source, target, dirs_exist_ok=True)
-        else:
-            target.mkdir(exist_ok=True)
-            shutil.copy2(source, target / source.name)
+    def keep_tokenizer(self, sources: Sequence[Path]) -> None:
+        """Copy the files of the tokenizer, in place of those of an earlier start.
+
+        Args:
+            sources: all files that it takes to load the tokenizer; they are kept side by side.
+
+        Raises:
+            LaunchError: a file cannot be read or written; what was kept before is left as it was.
+        """
+        temporary = self.path / f".tokenizer.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+        try:
+            temporary.mkdir()
+            for source in sources:
+                shutil.copyfile(source, temporary / source.name)
+            # A file of another kind of tokenizer, left over, might be taken for this one.
+            if self.tokenizer.exists():
+                shutil.rmtree(self.tokenizer)
+            temporary.rename(self.tokenizer)
+        except OSError as error:
+            raise LaunchError(
+                f"the tokenizer ({', '.join(map(str, sources))}) cannot be copied to "
+                f"{self.tokenizer}: {error.strerror} ({error.filename}); make the files of "
+                "data.tokenizer readable, and checkpoint.directory writable and not full"
+            ) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
     def write_config(self, resolved: dict[str, Any]) -> None:
         """Store the resolved run config."""
         write_json(self.config_path, resolved)
-
-    def read_config(self) -> dict[str, Any]:
-        """Return the resolved run config.
-
-        Raises:
-            LaunchError: there is none, or it is not a JSON object.
-        """
-        return self._read(self.config_path)
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:

@@ -24,6 +24,7 @@ from launch.rank import is_rank
 @click.option("--seed", default=0, show_default=True)
 @click.option("--tensor", default=1, show_default=True, type=click.IntRange(min=1), help="Ranks.")
 @click.option("--tokenizer", type=click.Path(exists=True, path_type=Path), help="Another one.")
+@click.option("--eod", metavar="TOKEN", help="End-of-document token, as given to preprocess.")
 def command(
     checkpoint: Path,
     prompts: tuple[str, ...],
@@ -35,6 +36,7 @@ def command(
     seed: int,
     tensor: int,
     tokenizer: Path | None,
+    eod: str | None,
 ) -> None:
     """Continue prompts with a trained model.
 
@@ -51,6 +53,8 @@ def command(
     if not prompts:
         raise click.UsageError("give at least one --prompt, or a --prompt-file")
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
-    texts = generate_texts(checkpoint, prompts, sampling, tensor=tensor, tokenizer=tokenizer)
+    texts = generate_texts(
+        checkpoint, prompts, sampling, tensor=tensor, tokenizer=tokenizer, eod=eod
+    )
     if texts is not None:
         click.echo("\n----\n".join(texts))

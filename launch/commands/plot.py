@@ -43,9 +43,8 @@ def command(
 ) -> None:
     """Draw the curves of RUNS (run folders or log.jsonl files) and print the figures' paths.
 
-    One run: loss, learning rate, gradient norm and throughput, in RUN/curves/training.png. Several
-        runs:
-    that figure for each, and one that compares them.
+    One run: loss, learning rate, gradient norm and throughput, in RUN/curves/training.png.
+    Several runs: that figure for each, and one that compares them.
     """
     from ds_engine.training.plot import plot_comparison, plot_run
 

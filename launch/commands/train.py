@@ -1,6 +1,7 @@
 """``ds-engine train``: check a run, then start its ranks through the deepspeed launcher."""
 
 import os
+import shlex
 import sys
 
 import click
@@ -27,20 +28,18 @@ def command(config: str, nproc: int | None, overrides: tuple[str, ...], dry_run:
     Example: ds-engine train --config ds_configs/runs/gpt_tiny.json --nproc 2
     """
     from launch.accelerator import find_accelerator
-    from launch.deepspeed_launcher import free_port, local_command, local_environment
-    from launch.local import run_ranks
+    from launch.local import start_ranks
 
     run = load_run(config, overrides)
-    accelerator = find_accelerator(dict(os.environ))
+    accelerator = find_accelerator(os.environ)
     ranks = nproc or accelerator.devices
     source = "--nproc" if nproc else f"the {accelerator.devices} {accelerator.name} device(s) here"
     resolved = check_run(run, ranks, source)
+    accelerator.check_ranks(ranks, source)
     arguments = ["--config", config, *(word for o in overrides for word in ("--set", o))]
-    line = local_command(MODULE, arguments, nproc=ranks, port=free_port())
     if dry_run:
-        click.echo(" ".join(line))
-        click.echo(f"{ranks} ranks: {resolved.dims.describe()}; {resolved.batch.explain()}")
+        click.echo(f"{ranks} ranks of: python -m {MODULE} {shlex.join(arguments)}")
+        click.echo(f"{resolved.dims.describe()}; {resolved.batch.explain()}")
         return
     check_files(resolved.run)
-    environment = local_environment(os.environ, accelerator=accelerator.name)
-    sys.exit(run_ranks(line, environment, MODULE))
+    sys.exit(start_ranks(MODULE, arguments, nproc=ranks, source=source, accelerator=accelerator))

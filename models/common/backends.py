@@ -7,6 +7,7 @@ attention) and return (B, Q, N, D).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,8 @@ from ds_engine.errors import ConfigError
 from ds_engine.parallel.random import apply_mask, keep_mask, row_keys
 from models.common.masks import AttentionMask
 
+# flash-attn 2 has kernels for NVIDIA's Ampere and newer.
+FLASH_CAPABILITY = 8
 # Below this many keys, bf16 products written out beat SDPA's CPU kernel (README, benchmarks).
 REFERENCE_BELOW = 512
 
@@ -50,7 +53,8 @@ def choose_backend(requested: str, query: Tensor, mask: AttentionMask, *, dropou
         return requested
     half = query.dtype in (torch.float16, torch.bfloat16)
     if query.is_cuda:
-        return "flash" if half and mask.documents is not None else "sdpa"
+        fits = half and mask.documents is not None and _runs_flash(query.device)
+        return "flash" if fits else "sdpa"
     return "reference" if half and query.shape[1] < REFERENCE_BELOW else "sdpa"
 
 
@@ -81,17 +85,43 @@ def attend(
     return out.transpose(1, 2)
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, scale: float) -> Tensor:
-    from flash_attn import flash_attn_varlen_func
+def _runs_flash(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= FLASH_CAPABILITY
 
-    if mask.documents is None:
+
+def _flash_kernel(query: Tensor, mask: AttentionMask) -> tuple[Any, tuple[Tensor, int]]:
+    """flash-attn's function and the documents that it takes.
+
+    Raises:
+        ConfigError: it is not installed or cannot compute this attention.
+    """
+    wrong, other = 'model.attention.backend = "flash" cannot be used: ', 'use "auto" or "sdpa"'
+    try:
+        from flash_attn import flash_attn_varlen_func
+    except ImportError as error:
         raise ConfigError(
-            'attention.backend = "flash" cannot compute this attention (ALiBi, generation with a '
-            'cache, or flash-attn is not installed); use "auto" or "sdpa"'
+            f"{wrong}flash-attn cannot be imported ({error}); install it with "
+            f'pip install -e ".[flash]", or {other}'
+        ) from error
+    if not query.is_cuda or not _runs_flash(query.device):
+        raise ConfigError(
+            f"{wrong}flash-attn needs an NVIDIA GPU of compute capability {FLASH_CAPABILITY} or "
+            f"higher, and this rank's device is {query.device}; {other}"
         )
-    starts, longest = mask.documents
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise ConfigError(
+            f"{wrong}flash-attn computes in bf16 and fp16, not in {query.dtype}; add "
+            f"ds_configs/deepspeed/bf16.json, or {other}"
+        )
+    if mask.documents is None:
+        raise ConfigError(f"{wrong}flash-attn has no ALiBi and no generation cache; {other}")
+    return flash_attn_varlen_func, mask.documents
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+    kernel, (starts, longest) = _flash_kernel(query, mask)
     window = (-1, -1) if mask.window is None else (mask.window - 1, 0)
-    out = flash_attn_varlen_func(
+    out = kernel(
         query.flatten(0, 1),
         key.flatten(0, 1),
         value.flatten(0, 1),

@@ -1,6 +1,7 @@
 """``check_run`` finds everything at once, and ``check_files`` every missing file."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_a_sound_run_is_resolved() -> None:
             "model.max_sequence_length = 128",
         ),
         ({"training.evaluate_every": 5}, 4, "needs data.validation"),
-        ({"training.lr_schedule": {"min_lr": 1}}, 4, "is above the peak"),
+        ({"training.lr_schedule": {"min_lr": 1}}, 4, "min_lr = 1.0 must lie between 0"),
         ({"training.lr_schedule": {"type": "wsd", "decay_steps": 11}}, 4, "use at most 10"),
         ({"deepspeed.train_batch_size": 7}, 4, "use train_batch_size = 6 or 8"),
         (
@@ -93,6 +94,30 @@ def test_all_problems_are_listed_together() -> None:
     assert len(found) == 5
 
 
+def test_the_resolved_json_holds_the_solved_batch_and_loads() -> None:
+    run = read_run(small_run(activation_checkpointing={}))
+    resolved = check_run(run, 4, "--world-size")
+    plain = json.loads(json.dumps(resolved.to_dict()))
+    solved = {
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 1,
+    }
+    assert {key: plain["deepspeed"].get(key) for key in solved} == solved
+    again = check_run(read_run(plain), 4, "--world-size")
+    assert (again.batch, again.deepspeed) == (resolved.batch, resolved.deepspeed)
+    assert again.to_dict() == resolved.to_dict()
+    assert "train_micro_batch_size_per_gpu" not in resolved.run.deepspeed
+
+
+def test_parameters_of_another_kind_do_not_break_the_check() -> None:
+    run = dataclasses.replace(
+        read_run(small_run()), deepspeed={"optimizer": {"type": "AdamW", "params": 3}}
+    )
+    with pytest.raises(ConfigError, match="must be an object"):
+        check_run(run, 4, "--world-size")
+
+
 def test_a_run_built_in_code_is_checked_too() -> None:
     run = dataclasses.replace(read_run(small_run()), deepspeed={"optimiser": {}})
     with pytest.raises(ConfigError, match='did you mean "optimizer"'):
@@ -110,7 +135,6 @@ def test_a_run_built_in_code_is_checked_too() -> None:
         ),
         ({"training.lr_schedule": {"warmup_steps": 10}}, 4, "never reached"),
         ({"deepspeed.optimizer": {"type": "Lion", "params": {"lr": 1}}}, 4, "no kernel for CPU"),
-        ({"deepspeed.optimizer": {"type": "Muon", "params": {"lr": 1}}}, 4, "orthogonalises"),
         ({"deepspeed.bf16": {"enabled": True}}, 4, "run as ZeRO stage 1"),
     ],
 )

@@ -15,9 +15,16 @@ from ds_engine.config.deepspeed import (
     normalise_deepspeed,
     zero_stage,
 )
-from ds_engine.config.deepspeed_keys import KEYS, OPTIMIZER_NAMES, OPTIMIZERS, REFUSED
+from ds_engine.config.deepspeed_keys import (
+    KEYS,
+    OPTIMIZER_NAMES,
+    OPTIMIZERS,
+    REFUSED,
+    REFUSED_OPTIMIZERS,
+)
 from ds_engine.config.load import read_run
 from ds_engine.config.schema import ParallelConfig
+from ds_engine.errors import ConfigError
 from tests.config.samples import OPTIMIZER, example, small_run
 
 FRAGMENTS = sorted((Path(__file__).parents[2] / "ds_configs/deepspeed").glob("*.json"))
@@ -98,7 +105,8 @@ def test_nested_keys_are_those_of_deepspeeds_models(deepspeed_config) -> None:
         (KEYS["timers"]["throughput"], DeepSpeedThroughputTimerConfig),
     ]
     for keys, model in pairs:
-        assert set(keys) == fields(model), model.__name__
+        # Secrets are refused, in whatever block they stand.
+        assert set(keys) == fields(model) - {"api_key"}, model.__name__
 
 
 def constants(module) -> set[str]:
@@ -127,7 +135,8 @@ def test_plain_blocks_match_deepspeeds_constants(deepspeed_config) -> None:
     # use_reentrant is read by the pipeline engine itself.
     assert {*config.get_pipeline_config({}), "use_reentrant"} == set(KEYS["pipeline"])
     mup = {"muadam", "muadamw", "musgd"}
-    assert set(config.DEEPSPEED_OPTIMIZERS) - mup | {"sgd"} == set(OPTIMIZERS)
+    ours = set(OPTIMIZERS) | set(REFUSED_OPTIMIZERS)
+    assert set(config.DEEPSPEED_OPTIMIZERS) - mup | {"sgd"} == ours
     assert set(config._REMOVED_TOP_LEVEL_CONFIG_KEYS) <= set(REFUSED)
 
 
@@ -170,6 +179,10 @@ def test_refused_keys_say_what_to_do(key) -> None:
         ({"data_types": {"grad_accum_dtype": "float32"}}, "Known: fp32, fp16, bf16"),
         ({"optimizer": {"type": "AdmW"}}, 'did you mean "AdamW"'),
         ({"optimizer": {"type": "OneBitAdam"}}, "is unknown"),
+        ({"optimizer": {"type": "Muon", "params": {"lr": 1}}}, "tagged use_muon"),
+        ({"compile": {"deepcompile": True}}, "which ds-engine does not call"),
+        ({"vocabulary_size": 1024}, "set model.vocab_size"),
+        ({"dataloader_drop_last": True}, "batches are always complete"),
         ({"optimizer": {"type": "AdamW", "params": {"beta": 1}}}, 'did you mean "betas"'),
         ({"optimizer": {"type": "AdamW", "params": {"lr": "1e-3"}}}, "must be a number"),
         ({"optimizer": {"type": "AdamW", "params": 3}}, "must be an object"),
@@ -181,6 +194,23 @@ def test_keys_and_kinds(section, message) -> None:
     assert message in problem
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"comet": {"enabled": True, "api_key": "hunter2"}},
+        {"wandb": {"project": "p", "API_KEY": "hunter2"}},
+        {"optimizer": {"type": "AdamW", "params": {"comet_api_key": "hunter2"}}},
+        {"comet_api_key": "hunter2"},
+    ],
+)
+def test_a_secret_is_refused_and_not_repeated(section) -> None:
+    (problem,) = check_deepspeed(section)
+    assert "is a secret" in problem and "COMET_API_KEY" in problem
+    assert "hunter2" not in problem
+    with pytest.raises(ConfigError, match="is a secret"):
+        read_run(small_run(**section))
+
+
 def test_every_known_key_is_accepted() -> None:
     assert check_deepspeed(example(KEYS) | {"optimizer": OPTIMIZER}) == []
     assert check_deepspeed({"zero_optimization": {"reduce_bucket_size": 5e8}}) == []
@@ -190,6 +220,8 @@ ZERO = [{"zero_optimization": {"stage": stage}} for stage in range(4)]
 BF16 = {"bf16": {"enabled": True}}
 CLIP = {"gradient_clipping": 1.0}
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+NVME_DEVICE = {"device": "nvme", "nvme_path": "swap"}
+NVME = {"offload_optimizer": NVME_DEVICE}
 
 
 @pytest.mark.parametrize(
@@ -212,6 +244,8 @@ OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
         ({"optimizer": {}}, 1, "deepspeed.optimizer is missing"),
         ({"zero_optimization": OFFLOAD}, 1, "needs ZeRO stage 1 or higher, not 0"),
         ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, 1, "stage 3"),
+        ({"zero_optimization": {"stage": 2, **NVME}}, 1, "optimizer.device = nvme is not accepted"),
+        ({"zero_optimization": {"stage": 3, "offload_param": NVME_DEVICE}}, 1, "use cpu"),
         ({"gradient_allreduce_op": "sum"}, 1, "remove it"),
         ({"pipeline": {"stages": 2}}, 1, "set parallel.pipeline instead"),
         ({"pipeline": {"pipe_partitioned": True}}, 1, "ds-engine sets false"),

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from ds_engine.errors import ConfigError
 from ds_engine.parallel.dims import ParallelDims
-from models.config import GPTConfig, divisors
+from models.config import GPTConfig
 from models.registry import load_definition, read_model
+from models.sections import divisors
 
 
 def gpt(**keys) -> GPTConfig:
@@ -25,6 +26,10 @@ def gpt(**keys) -> GPTConfig:
 
 ROTARY = {"type": "rotary"}
 RMS = {"type": "rmsnorm"}
+YARN = {
+    "type": "rotary",
+    "rotary_scaling": {"type": "yarn", "original_max_sequence_length": 64, "factor": 2.0},
+}
 
 PUBLISHED = {
     "GPT-2 124M": (
@@ -168,6 +173,25 @@ def test_padded_vocabulary(words, multiple, tensor) -> None:
         ({"position": {"type": "alibi", "rotary_scaling": {"type": "linear"}}}, "is set but"),
         ({"position": {"type": "rotary", "rotary_scaling": {"factor": 2}}}, "has no effect"),
         ({"position": {"type": "rotary", "rotary_scaling": {"type": "yarn"}}}, "yarn needs"),
+        ({"position": {**YARN, "rotary_base": 1.0}}, "must be above 1"),
+        (
+            {
+                "position": {
+                    "type": "rotary",
+                    "rotary_fraction": 0.25,
+                    "rotary_scaling": {"type": "dynamic_ntk", "factor": 2},
+                }
+            },
+            "an even number of at least 4",
+        ),
+        (
+            {"attention": {"num_heads": 8, "backend": "flash"}, "position": {"type": "alibi"}},
+            "flash cannot add ALiBi",
+        ),
+        (
+            {"attention": {"num_heads": 8, "backend": "flash", "dropout": 0.1}},
+            "flash cannot drop attention probabilities (dropout = 0.1)",
+        ),
         ({"position": {"type": "rotry"}}, 'did you mean "rotary"'),
         ({"mlp": {"intermediate_size": 4, "activation": "swigelu"}}, 'did you mean "swiglu"'),
         ({"hidden_dropout": 1.0}, "below 1"),
@@ -226,6 +250,9 @@ def test_learned_positions_limit_the_sequence() -> None:
     assert gpt().check_sequence(128) == []
     assert "model.max_sequence_length = 128" in gpt().check_sequence(129)[0]
     assert gpt(position=ROTARY).check_sequence(129) == []
+    assert gpt().position_limit == 128
+    for kind in ("rotary", "alibi", "none"):
+        assert gpt(position={"type": kind}).position_limit is None
 
 
 def test_divisors_in_words() -> None:

@@ -252,6 +252,14 @@ def test_a_stop_word_outside_of_the_vocabulary_is_refused():
         run("gpt", PROMPTS, stop_ids=(61,))
 
 
+def test_words_that_the_tokenizer_lacks_do_not_come():
+    model = build("gpt")
+    limit = sorted(token for row in run("gpt", PROMPTS, model) for token in row)[4]
+    rows = run("gpt", PROMPTS, model, vocab_limit=limit)
+    assert [len(row) for row in rows] == [NEW] * len(PROMPTS)
+    assert max(map(max, rows)) < limit
+
+
 def test_sequence_parallelism_of_one_rank_cuts_nothing():
     tp = TensorParallel(None, 0, 1, sequence_parallel=True)
     settings = GenerationSettings(max_new_tokens=1)

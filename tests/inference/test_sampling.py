@@ -169,6 +169,16 @@ def test_broken_logits_are_an_error_and_not_a_word(bad, temperature):
         choose(logits, sample(temperature=temperature), row_generators(0, 3))
 
 
+@given(logits=batches, limit=st.integers(1, WORDS + 3), seed=st.integers(0, 100))
+def test_no_word_beyond_the_limit_comes(logits, limit, seed):
+    logits = logits + torch.arange(WORDS)  # the forbidden ones would be the likeliest
+    fewer = logits[:, :limit]
+    for changes in ({"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 3}, {}):
+        chosen = choose(logits, sample(vocab_limit=limit, **changes), row_generators(seed, 4))
+        assert torch.equal(chosen, choose(fewer, sample(**changes), row_generators(seed, 4)))
+        assert int(chosen.max()) < limit
+
+
 def test_forbidding_all_words_is_an_error():
     with pytest.raises(NumericsError, match="row 0"):
         choose(torch.full((1, 3), -math.inf), sample(), row_generators(0, 1))
@@ -190,6 +200,8 @@ def test_one_generator_a_row():
         ({"top_p": 1.1}, ["top_p = 1.1"]),
         ({"repetition_penalty": 0.0}, ["repetition_penalty = 0.0", "use 1"]),
         ({"stop_ids": (3, -1)}, ["stop_ids = (3, -1)"]),
+        ({"vocab_limit": 0}, ["vocab_limit = 0", "at least 1"]),
+        ({"vocab_limit": 5, "stop_ids": (5,)}, ["vocab_limit = 5", "above all stop_ids"]),
         ({"top_k": -2, "top_p": 2.0}, ["top_k = -2", "top_p = 2.0"]),
     ],
 )

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
+from ds_engine.training.run_folder import RunFolder
+from launch.generate import continued
+from launch.inference import own_tokenizer
+from preprocessing.tokenize import load_tokenizer, tokenizer_files
 from tests.launch.tiny import HOME, cli, cli_body, environment, losses
 from tests.worlds import run_world
 
@@ -94,6 +100,123 @@ def failing_body(rank: int, folder: Path, checkpoint: str) -> tuple[int, str]:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         os.environ.pop(name)
     return cli_body(rank, folder, ("eval", "--checkpoint", checkpoint))
+
+
+def test_the_end_of_document_token_can_be_another(home: Path) -> None:
+    words = ("generate", "--checkpoint", "runs/whole", "--prompt", "ab", *SHORT)
+    whole = in_world(1, home, *words).rstrip("\n")
+    new = load_tokenizer(home / "data" / "tokenizer.json").encode(whole.removeprefix("ab"))
+    assert len(set(new)) > 1, "too easy: the model repeats itself"
+    pieces = Tokenizer.from_file(str(home / "data" / "tokenizer.json"))
+    # Some word of the continuation, which plain text must not be able to give, ends it.
+    stop = next(token for token in new if token != new[0])
+    named = home / "named.json"
+    content = json.loads(pieces.to_str())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["<stop>"] = vocabulary.pop(pieces.id_to_token(stop))
+    content["added_tokens"].append({**content["added_tokens"][0], "id": stop, "content": "<stop>"})
+    named.write_text(json.dumps(content))
+    other = in_world(1, home, *words, "--tokenizer", str(named), "--eod", "<stop>").rstrip("\n")
+    assert other == "ab" + whole.removeprefix("ab")[: new.index(stop)]
+
+
+def byte_level(tokens: int) -> Tokenizer:
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    model = Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=tokens,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    model.train_from_iterator(["the cat sat"] * 5, trainer)
+    return model
+
+
+def pieces_of(kind: str, folder: Path) -> Path:
+    """A tokenizer of each kind that writes spaces in its own way."""
+    from tokenizers import decoders, models, pre_tokenizers
+
+    folder.mkdir(exist_ok=True)
+    if kind == "sentencepiece":
+        sentencepiece = pytest.importorskip("sentencepiece")
+        (folder / "a.txt").write_text("the cat sat on the mat and the dog sat\n" * 50)
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(folder / "a.txt"),
+            model_prefix=str(folder / "m"),
+            vocab_size=40,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+        return folder / "m.model"
+    if kind == "byte_level":
+        model = byte_level(270)
+    elif kind == "metaspace":
+        words = [f"{space}{word}" for space in "\u2581" for word in ("the", "cat", "sat")]
+        vocabulary = {word: n for n, word in enumerate(["<unk>", "<s>", *words])}
+        model = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        model.pre_tokenizer = pre_tokenizers.Metaspace()
+        model.decoder = decoders.Metaspace()
+        model.add_special_tokens(["</s>"])
+    else:
+        vocabulary = {"[UNK]": 0, "the": 1, "cat": 2, "sat": 3, "##s": 4}
+        model = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+        model.pre_tokenizer = pre_tokenizers.Whitespace()
+        model.decoder = decoders.WordPiece()
+        model.add_special_tokens(["<eos>"])
+    model.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "byte_level", "metaspace", "wordpiece"])
+def test_a_continuation_keeps_its_spaces(kind: str, tmp_path: Path) -> None:
+    words = load_tokenizer(pieces_of(kind, tmp_path))
+    whole = words.encode("the cat sat")
+    start = words.encode("the cat")
+    assert whole[: len(start)] == start
+    assert continued(words, "the cat", start, whole[len(start) :]) == "the cat sat"
+    assert continued(words, "the cat", start, []) == "the cat"
+    # An empty prompt begins a document, which begins without a space.
+    assert continued(words, "", [], whole) == "the cat sat"
+    # A tokenizer that drops the space at the end of a prompt does not make two of one.
+    if kind != "byte_level":
+        spaced = words.encode("the cat ")
+        assert continued(words, "the cat ", spaced, whole[len(start) :]) == "the cat sat"
+
+
+def test_a_decoder_that_rewrites_what_it_has_written() -> None:
+    class Contracting:
+        """Writes "do n't" as "don't", as clean-up rules do."""
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return " ".join(("do", "n", "'t")[n] for n in ids).replace("do n 't", "don't")
+
+    assert continued(Contracting(), "do n", [0, 1], [2]) == "do n't"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "byte_level", "gpt2"])
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_a_run_finds_the_tokenizer_that_it_kept(kind: str, as_folder: bool, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    if kind == "gpt2":
+        source.mkdir()
+        byte_level(270).model.save(str(source))
+        file = source / "vocab.json"
+    else:
+        file = pieces_of(kind, source)
+    (source / "weights.safetensors").write_text("huge")
+    named = source if as_folder else file
+    expected = load_tokenizer(named).encode("the cat sat")
+    run = RunFolder(tmp_path / "run").create()
+    assert own_tokenizer(run.path, str(named)) == named
+    run.keep_tokenizer(tokenizer_files(named))
+    shutil.rmtree(source)
+    assert load_tokenizer(own_tokenizer(run.path, str(named))).encode("the cat sat") == expected
+    assert not (run.tokenizer / "weights.safetensors").exists()
 
 
 def test_a_degree_that_does_not_fit_is_refused(home: Path) -> None:

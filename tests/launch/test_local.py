@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,14 +20,18 @@ from tests.launch.tiny import HOME, environment, processes_in
 # A rank: says that it is there, and goes with code 75 when asked (or never, when stubborn).
 RANK = """
 import json, os, signal, sys, time
+from launch.rank import record_exit
 mode = sys.argv[1]
+def leave(code):
+    record_exit(code)
+    sys.exit(code)
 def stop(*_):
     if mode != "stubborn":
-        sys.exit(75)
+        leave(75)
 signal.signal(signal.SIGTERM, stop)
 open(f"ready{os.environ['RANK']}", "w").write(json.dumps(dict(os.environ)))
 if mode.isdigit():
-    sys.exit(int(mode))
+    leave(int(mode))
 while True:
     time.sleep(0.02)
 """
@@ -42,8 +47,21 @@ sys.exit(max(r.wait() for r in ranks))
 """
 STARTS = """
 import os, sys
+from ds_engine.errors import DsEngineError
 from launch.local import run_ranks
-sys.exit(run_ranks([sys.executable, "launcher.py", sys.argv[1]], os.environ, "fake_rank"))
+from launch.rank import fail
+try:
+    code = run_ranks([sys.executable, "launcher.py", sys.argv[1]], os.environ, "fake_rank")
+except DsEngineError as error:
+    fail(error)
+sys.exit(code)
+"""
+# DeepSpeed's runner says 0 when the launcher below it was killed.
+RUNNER = """
+import os, subprocess, sys
+below = subprocess.Popen([sys.executable, "below.py", sys.argv[1]])
+open("below.pid", "w").write(str(below.pid))
+sys.exit(max(below.wait(), 0))
 """
 
 
@@ -54,7 +72,9 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     (tmp_path / "launcher.py").write_text(LAUNCHER)
     (tmp_path / "starts.py").write_text(STARTS)
 
-    def begin(mode: str, **variables: str) -> subprocess.Popen[str]:
+    def begin(mode: str, *, runner: bool = False, **variables: str) -> subprocess.Popen[str]:
+        if runner:
+            (tmp_path / "launcher.py").write_text(RUNNER)
         process = subprocess.Popen(
             [sys.executable, "starts.py", mode],
             cwd=tmp_path,
@@ -88,7 +108,7 @@ def test_one_signal_asks_the_ranks_to_stop(
     process.send_signal(number)
     _, text = process.communicate(timeout=20)
     assert process.returncode == 75
-    assert "stopping after this step (again to end at once)" in text
+    assert "ending in order (again to end at once)" in text
     assert not processes_in(tmp_path)
 
 
@@ -98,12 +118,27 @@ def test_a_second_signal_ends_everything(
     process = start("stubborn")
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    assert "stopping" in process.stderr.readline()
+    assert "ending in order" in process.stderr.readline()
     time.sleep(0.2)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
-    assert process.returncode != 0
+    assert process.returncode == 128 + signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while processes_in(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not processes_in(tmp_path)
+
+
+def test_a_killed_launcher_is_no_success(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    (tmp_path / "below.py").write_text(LAUNCHER)
+    process = start("stubborn", runner=True)
+    os.kill(int((tmp_path / "below.pid").read_text()), signal.SIGKILL)
+    _, text = process.communicate(timeout=20)
+    assert process.returncode == 5
+    assert "the deepspeed launcher ended before the ranks did" in text
     deadline = time.monotonic() + 10
     while processes_in(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -127,8 +162,6 @@ def test_environment_of_ranks() -> None:
     assert found["DS_ACCELERATOR"] == "cpu"
     assert found["PYTHONSAFEPATH"] == "1"
     assert found["A"] == "b c"
-    kept = local_environment({"DS_ACCELERATOR": "cuda"}, accelerator="cpu")
-    assert kept["DS_ACCELERATOR"] == "cuda", "the user's choice wins"
 
 
 def test_a_local_run_never_reads_a_hostfile(monkeypatch: pytest.MonkeyPatch) -> None:

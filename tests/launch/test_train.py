@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from tests.launch.tiny import (
     started,
     wait_until,
 )
+from tests.worlds import run_world
 
 
 def shared_memory() -> set[str]:
@@ -88,6 +90,29 @@ def test_an_interrupted_and_killed_run_equals_the_uninterrupted_one(home: Path) 
         "step_00000050",
         "step_00000060",
     ]
+
+
+def refused_resume_body(rank: int, folder: Path, overrides: tuple[str, ...]) -> str:
+    from ds_engine.errors import CheckpointError
+    from launch.train import train
+
+    os.chdir(folder)
+    try:
+        train("run.json", overrides)
+    except CheckpointError as error:
+        return str(error)
+    return "it trained"
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(home: Path, tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other.json"
+    shutil.copytree(home / "runs" / "whole", run)
+    shutil.copy(home / "data" / "tokenizer.json", other)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    changes = (f"checkpoint.directory={run}", f"data.tokenizer={other}", "model.init_std=0.5")
+    answers = run_world(2, refused_resume_body, home, (*changes, "model.hidden_size=64"))
+    assert all("another model" in answer for answer in answers), answers
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def refused(folder: Path, run: dict[str, Any], *more: str) -> tuple[str, float]:

@@ -84,12 +84,78 @@ def test_a_broken_layout_is_named(
         assert verdict.startswith(f"NOT equal in fp32: first {named}"), verdict
 
 
-def test_a_layout_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ({"tensor": 3}, "parallel.tensor = 3 does not divide"),
+        ({"context": 2}, "parallel.context = 2 is not available"),
+        ({"expert": 2}, "parallel.expert = 2 is not available"),
+        ({"pipeline": 2, "virtual_pipeline": 2}, "parallel.virtual_pipeline = 2 is not available"),
+        ({"tensor": 64, "sequence": True}, "data.sequence_length = 32 is not a multiple"),
+    ],
+)
+def test_a_layout_that_cannot_be_trained_is_refused(
+    tmp_path: Path, parallel: dict[str, Any], message: str
+) -> None:
     from click.testing import CliRunner
 
     from launch.cli import cli
 
-    path = write(tmp_path, tensor=3)
+    path = write(tmp_path, **parallel)
     found = CliRunner().invoke(cli, ["verify", "--config", str(path)])
     assert found.exit_code == 2
-    assert "tensor = 3" in found.output
+    assert message in found.output
+
+
+@pytest.mark.slow
+def test_a_tensor_degree_that_is_no_power_of_two(tmp_path: Path) -> None:
+    """The proof's sequence is a multiple of it, and its model can read it."""
+    path = write(tmp_path, tensor=3, sequence=True)
+    run = json.loads(path.read_text())
+    run["model"] |= {"attention": {"num_heads": 6}, "hidden_size": 48}
+    run["model"]["mlp"]["intermediate_size"] = 96
+    run["data"]["sequence_length"] = 33
+    path.write_text(json.dumps(run))
+    code, text = verify(tmp_path, 3)
+    assert code == 0, text
+    assert "equal to one process in fp32" in text
+
+
+def planned(parallel: dict[str, Any], **options: Any) -> tuple[Any, Any]:
+    from ds_engine.config.load import read_run
+    from launch.verify_plan import plan_proof
+
+    raw = run_object() | {"parallel": parallel}
+    raw["deepspeed"] |= options.pop("deepspeed", {})
+    raw["model"]["attention"] = {"num_heads": 4, **options.pop("attention", {})}
+    run = read_run(raw)
+    return run, plan_proof(run, data=1, **options)
+
+
+def test_what_is_not_proven_is_said() -> None:
+    from launch.verify_plan import describe
+
+    run, plan = planned({"tensor": 2, "sequence": True}, max_processes=2)
+    assert plan.notes == ()
+    assert "sequence parallel" in describe(run, plan)
+    run, plan = planned({"tensor": 2, "sequence": True}, max_processes=1)
+    assert "sequence parallel" not in describe(run, plan)
+    halved, sequence = plan.notes
+    assert "tensor = 2 is proven at 1" in halved
+    assert "parallel.sequence is not proven" in sequence
+    _, plan = planned({}, max_processes=1, deepspeed={"fp16": {"enabled": True}})
+    assert "deepspeed.fp16 is not proven, only fp32" in plan.notes[0]
+    _, plan = planned({}, max_processes=1, attention={"backend": "flash"})
+    assert 'proven as "auto"' in plan.notes[0]
+    assert plan.model.attention.backend == "auto"
+
+
+def test_a_proof_writes_nothing_into_the_users_monitors() -> None:
+    from ds_engine.verify import AdamSettings
+    from launch.verify import _deepspeed
+
+    monitors = {name: {"enabled": True} for name in ("csv_monitor", "tensorboard", "comet")}
+    run, plan = planned({}, max_processes=1, deepspeed=monitors)
+    assert set(monitors) < set(run.deepspeed)
+    section = _deepspeed(run, "fp32", AdamSettings(learning_rate=1e-3), plan.dims)
+    assert not set(monitors) & set(section)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.common.backends import AttentionDropout, attend
+from ds_engine.errors import ConfigError
+from models.common import backends
+from models.common.backends import AttentionDropout, attend, choose_backend
 from models.common.definition import PlanOptions
 from models.common.masks import document_mask, document_offsets
 from models.config import GPTConfig
@@ -118,6 +122,59 @@ def test_half_precision_kernels_agree(name) -> None:
         with torch.no_grad():
             logits.append(model(inputs_of(tokens, PACKED)).float())
     assert difference(*logits) < 0.03
+
+
+def gpu_tensor(dtype: torch.dtype) -> SimpleNamespace:
+    """What the choice of a kernel looks at, without a GPU."""
+    device = torch.device("cuda", 0)
+    return SimpleNamespace(is_cuda=True, device=device, dtype=dtype, shape=(1, LENGTH, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "chosen"),
+    [
+        ((7, 5), torch.float16, "sdpa"),
+        ((8, 0), torch.bfloat16, "flash"),
+        ((9, 0), torch.bfloat16, "flash"),
+        ((9, 0), torch.float32, "sdpa"),
+    ],
+)
+def test_auto_takes_flash_where_it_runs(monkeypatch, capability, dtype, chosen) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    mask = document_mask(PACKED, PACKED, isolate=True)
+    query = gpu_tensor(dtype)
+    assert choose_backend("auto", query, mask, dropout=False) == "sdpa"  # no document offsets
+    mask = replace(mask, documents=document_offsets(PACKED, isolate=True))
+    assert choose_backend("auto", query, mask, dropout=False) == chosen
+
+
+@pytest.mark.parametrize(
+    ("installed", "capability", "dtype", "message"),
+    [
+        (False, (9, 0), torch.bfloat16, "flash-attn cannot be imported"),
+        (True, (7, 5), torch.bfloat16, "compute capability 8 or higher"),
+        (True, (9, 0), torch.float32, "not in torch.float32"),
+        (True, (9, 0), torch.bfloat16, "no generation cache"),
+    ],
+)
+def test_flash_says_why_it_cannot_run(monkeypatch, installed, capability, dtype, message) -> None:
+    module = SimpleNamespace(flash_attn_varlen_func=None) if installed else None
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    mask = document_mask(PACKED, PACKED, isolate=True)
+    with pytest.raises(ConfigError, match=message) as caught:
+        backends._flash(*[gpu_tensor(dtype)] * 3, mask, 1.0)
+    assert 'use "auto" or "sdpa"' in str(caught.value)
+
+
+def test_a_model_with_flash_on_a_cpu_ends_with_a_word(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    flash = with_backend(BASE, "flash")
+    tokens = inputs_of(random_tokens(61, 2, LENGTH, 12))
+    with pytest.raises(ConfigError, match=r'attention\.backend = "flash" cannot be used'):
+        model_of(flash)(tokens)
+    with torch.no_grad():
+        assert torch.equal(model_of(flash.portable())(tokens), model_of(BASE)(tokens))
 
 
 SEGMENTS = st.lists(st.integers(1, 5), min_size=1, max_size=5)

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_engine.parallel.embedding import pad_vocabulary
 from ds_engine.parallel.init import BLOCK_ROWS, derive_seed, initialize
 from ds_engine.parallel.parameter import (
     ONES,
@@ -97,18 +96,12 @@ def test_initial_values_do_not_depend_on_the_degree(shape, dim, blocks) -> None:
 
 @pytest.mark.parametrize("words", [1, 50, 256, 300])
 def test_padded_rows_are_zero_and_the_words_stay(words) -> None:
-    single = whole((pad_vocabulary(words, 8, 1), 16), 1, dim=0, valid=words)
+    single = whole((-(-words // 8) * 8, 16), 1, dim=0, valid=words)
     for size in (1, 2, 4):
-        padded = pad_vocabulary(words, 8, size)
+        padded = -(-words // (8 * size)) * 8 * size
         full = whole((padded, 16), size, dim=0, valid=words)
         assert torch.equal(full[:words], single[:words])
         assert full[:words].all() and not full[words:].any()
-
-
-@given(st.integers(1, 10**6), st.integers(1, 512), st.integers(1, 16))
-def test_padded_vocabulary_is_the_smallest_multiple(words, multiple, tensor) -> None:
-    padded = pad_vocabulary(words, multiple, tensor)
-    assert padded % (multiple * tensor) == 0 and words <= padded < words + multiple * tensor
 
 
 def test_names_and_seeds_give_different_values_of_the_right_spread() -> None:

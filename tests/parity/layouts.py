@@ -51,7 +51,7 @@ def deepspeed_config(layout: Layout) -> dict[str, Any]:
         "steps_per_print": 10**9,
         "gradient_clipping": adam().clip,
         "optimizer": adam().deepspeed_optimizer(),
-        "zero_optimization": {"stage": layout.zero},
+        "zero_optimization": {"stage": layout.zero, **_zero3(layout)},
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
     }
     if layout.offload:
@@ -61,6 +61,11 @@ def deepspeed_config(layout: Layout) -> dict[str, Any]:
         config["bf16"] = {"enabled": True, "check_grad_overflow": True}
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config
+
+
+def _zero3(layout: Layout) -> dict[str, Any]:
+    """Cut every parameter: by default ZeRO-3 leaves small ones, here all, whole on each rank."""
+    return {"stage3_param_persistence_threshold": 0} if layout.zero == 3 else {}
 
 
 def adam() -> Any:

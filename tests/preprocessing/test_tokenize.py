@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from ds_engine.errors import DataError
 from preprocessing.run import Options
-from preprocessing.tokenize import load_tokenizer
+from preprocessing.tokenize import load_tokenizer, tokenizer_files
 from preprocessing.train_tokenizer import train_tokenizer
 
 
@@ -89,26 +90,56 @@ def test_gpt2_files(tokenizer, tmp_path):
     assert loaded.encode(text) == expected.encode(text)
     assert loaded.vocab_size == expected.vocab_size
     (tmp_path / "merges.txt").unlink()
-    with pytest.raises(DataError, match=r"merges\.txt is missing"):
-        load_tokenizer(tmp_path)
+    for call in (load_tokenizer, tokenizer_files):
+        with pytest.raises(DataError, match=r"merges\.txt is missing"):
+            call(tmp_path)
 
 
-def test_sentencepiece(tmp_path):
-    sentencepiece = pytest.importorskip("sentencepiece")
-    (tmp_path / "a.txt").write_text("the cat sat on the mat and the dog sat\n" * 50)
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "a.txt"),
-        model_prefix=str(tmp_path / "m"),
-        vocab_size=40,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    loaded = load_tokenizer(tmp_path)
+def test_sentencepiece(sentencepiece_model):
+    loaded = load_tokenizer(sentencepiece_model.parent)
     assert (loaded.eod_token, loaded.eod_id) == ("</s>", 2)
     assert loaded.decode(loaded.encode("the cat sat")) == "the cat sat"
     assert 2 not in loaded.encode("the cat </s> sat")
     assert loaded.encode_batch(["the", "cat"]) == [loaded.encode("the"), loaded.encode("cat")]
     assert loaded.unknown_id == 0
+
+
+def test_ids_that_are_no_tokens_are_refused(tokenizer, sentencepiece_model):
+    for path in (tokenizer, sentencepiece_model):
+        loaded = load_tokenizer(path)
+        assert loaded.decode([loaded.vocab_size - 1])
+        for token in (loaded.vocab_size, -1):
+            with pytest.raises(DataError, match=rf"token {token} is not in the tokenizer.*0 to"):
+                loaded.decode([5, token])
+
+
+def test_the_files_of_a_tokenizer_are_those_that_are_read(tokenizer, sentencepiece_model, tmp_path):
+    sources = {name: tmp_path / name for name in ("json", "gpt2", "sentencepiece")}
+    for folder in sources.values():
+        folder.mkdir()
+        (folder / "weights.safetensors").write_text("huge")
+    shutil.copy(tokenizer, sources["json"])
+    Tokenizer.from_file(tokenizer).model.save(str(sources["gpt2"]), "gpt2")
+    shutil.copy(sentencepiece_model, sources["sentencepiece"])
+    cases = [
+        (sources["json"], ["tokenizer.json"]),
+        (sources["json"] / "tokenizer.json", ["tokenizer.json"]),
+        (sources["gpt2"] / "gpt2-vocab.json", ["gpt2-vocab.json", "gpt2-merges.txt"]),
+        (sources["sentencepiece"], ["m.model"]),
+        (sources["sentencepiece"] / "m.model", ["m.model"]),
+    ]
+    for path, names in cases:
+        files = tokenizer_files(path)
+        assert [file.name for file in files] == names
+        alone = tmp_path / "alone"
+        alone.mkdir()
+        for file in files:
+            shutil.copy(file, alone)
+        text = "the cat sat on the dog"
+        assert load_tokenizer(alone / names[0]).encode(text) == load_tokenizer(path).encode(text)
+        shutil.rmtree(alone)
+    with pytest.raises(DataError, match="does not exist"):
+        tokenizer_files(tmp_path / "none")
 
 
 def test_unusable_files(tmp_path):

@@ -68,11 +68,11 @@ def reference() -> Trace:
     "layout",
     [
         Layout(micro=2),
-        Layout(data=2),
-        Layout(data=2, zero=1),
-        Layout(data=2, zero=2),
-        Layout(data=2, zero=3),
-        Layout(data=2, zero=2, offload=True),
+        Layout(data=2, micro=1),
+        Layout(data=2, micro=1, zero=1),
+        Layout(data=2, micro=1, zero=2),
+        Layout(data=2, micro=1, zero=3),
+        Layout(data=2, micro=1, zero=2, offload=True),
         Layout(pipeline=2, micro=2),
         Layout(pipeline=3, zero=1, micro=2),  # the middle stage reads no data
     ],
@@ -88,7 +88,7 @@ def test_a_growing_batch_equals_one_process(layout: Layout) -> None:
 
 def test_a_resumed_run_goes_on_with_the_grown_batch(tmp_path: Path) -> None:
     data = write_data(tmp_path)
-    layout = Layout(data=2, zero=2)
+    layout = Layout(data=2, micro=1, zero=2)
     whole = run_world(2, run_body, Job(layout, data, tmp_path / "run", sizes=SIZES, every=2))[0]
     assert [row["train/samples"] for _, row in whole["rows"]] == [2, 6, 10, 18, 26, 34]
     for step in (4, 6):

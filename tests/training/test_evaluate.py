@@ -121,6 +121,7 @@ def test_the_loss_is_plain_cross_entropy_in_every_layout(data: Path) -> None:
 def test_metrics_of_a_diverged_model_are_numbers() -> None:
     assert Evaluation(2.0, 5).metrics()["validation/perplexity"] == pytest.approx(math.exp(2))
     assert Evaluation(1e6, 5).metrics()["validation/perplexity"] == math.inf
+    assert math.isnan(Evaluation(math.nan, 5).metrics()["validation/perplexity"])
 
 
 class _Numbered:
@@ -155,10 +156,66 @@ def test_exactly_the_asked_samples_are_read(micro: int, size: int, most: int, us
         context = ParallelContext(ParallelDims(), 0, None, None, None)
 
         def evaluate(self, batches: Any, count: int) -> tuple[float, int]:
-            assert len(batches) == count
-            return 0.0, int(sum(mask.sum() for _, (_, mask) in batches))
+            tokens = seen = 0
+            for seen, (_, (_, mask)) in enumerate(batches, 1):
+                # Read one by one: a whole validation set may not fit into memory.
+                assert len(dataset.read) == min(used, seen * micro)
+                tokens += int(mask.sum())
+            assert seen == count
+            return 0.0, tokens
 
     dataset = _Numbered(size)
     evaluator = Evaluator(dataset, CausalLM(), Step(), micro_batch_size=micro, max_samples=most)
     assert evaluator.run().tokens == 4 * used
     assert sorted(dataset.read) == list(range(used))
+
+
+def lazy_body(rank: int, data: Path, layout: Layout) -> tuple[int, list[int]]:
+    """How many micro-batches there are, and how many were read before each forward pass."""
+    parts = assemble(Job(layout, data, evaluate_every=1))
+    read, before = [0], []
+
+    def counted(batches: Any) -> Any:
+        for batch in batches:
+            read[0] += 1
+            yield batch
+
+    step, evaluate = parts.step, parts.step.evaluate
+    step.evaluate = lambda batches, count: evaluate(
+        None if batches is None else counted(batches), count
+    )
+    step.module.register_forward_pre_hook(lambda *_: before.append(read[0]))
+    parts.evaluator.run()
+    return read[0], before
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(micro=2), Layout(pipeline=3, micro=2)], ids=lambda layout: layout.name
+)
+def test_micro_batches_are_made_when_they_are_needed(data: Path, layout: Layout) -> None:
+    ranks = run_world(layout.world, lazy_body, data, layout)
+    for number, (read, before) in enumerate(ranks):
+        reads = number in (0, layout.world - 1)
+        assert read == (6 if reads else 0), "11 samples are 6 micro-batches of 2"
+        assert before == (list(range(1, 7)) if reads else [0] * 6)
+
+
+def test_a_bare_model_computes_where_it_is_told() -> None:
+    """With offload the parameters lie elsewhere than the engine computes."""
+    from ds_engine.parallel.context import ParallelContext
+    from ds_engine.parallel.dims import ParallelDims
+    from ds_engine.training.evaluate import ModelStep
+
+    class Offloaded(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1, device="meta"))
+
+        def forward(self, inputs: Any, labels: Any) -> torch.Tensor:
+            assert {t.device.type for t in (*inputs, *labels)} == {"cpu"}
+            return labels[1].sum()
+
+    context = ParallelContext(ParallelDims(), 0, None, None, None)
+    batch = ((torch.zeros(2, 3),), (torch.zeros(2, 3), torch.ones(2, 3)))
+    step = ModelStep(Offloaded(), context, torch.device("cpu"))
+    assert step.evaluate(iter([batch, batch]), 2) == (12.0, 12)

@@ -64,6 +64,9 @@ def test_resumed_run_equals_the_uninterrupted_one(
     tmp_path: Path, data: Path, layout: Layout
 ) -> None:
     changes = {} if layout.offload else FUSED
+    if layout.zero == 3 and layout.bf16:
+        # DeepSpeed's default: small parameters, all of these, stay whole on every rank
+        changes = {**changes, "zero_optimization": {"stage": 3}}
     first = Job(
         layout, data, tmp_path / "first", steps=4, every=2, evaluate_every=2, changes=changes
     )

@@ -91,9 +91,43 @@ def test_write_json_replaces_the_whole_file_or_nothing(tmp_path, monkeypatch):
 def test_the_config_comes_back(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_config({"seed": 1, "model": {"norm": {"epsilon": 1e-5}}})
-    assert folder.read_config() == {"seed": 1, "model": {"norm": {"epsilon": 1e-5}}}
+    stored = json.loads(folder.config_path.read_text())
+    assert stored == {"seed": 1, "model": {"norm": {"epsilon": 1e-5}}}
 
 
-def test_a_folder_without_a_config_is_no_run(tmp_path):
-    with pytest.raises(LaunchError, match=r"is .* a run folder"):
-        RunFolder(tmp_path).read_config()
+def kept(folder):
+    return {path.name: path.read_text() for path in folder.tokenizer.iterdir()}
+
+
+def test_the_tokenizers_files_replace_those_of_an_earlier_start(tmp_path):
+    folder = RunFolder(tmp_path / "run").create()
+    sources = [tmp_path / name for name in ("tokenizer.json", "a-vocab.json", "a-merges.txt")]
+    for path in sources:
+        path.write_text(path.name)
+        path.chmod(0o444)
+    folder.keep_tokenizer(sources[:1])
+    assert kept(folder) == {"tokenizer.json": "tokenizer.json"}
+    folder.keep_tokenizer(sources[1:])
+    assert kept(folder) == {path.name: path.name for path in sources[1:]}
+    folder.keep_tokenizer(sorted(folder.tokenizer.iterdir()))  # a run may name its own copy
+    assert kept(folder) == {path.name: path.name for path in sources[1:]}
+
+
+def test_a_tokenizer_that_cannot_be_copied_is_named_and_the_old_one_stays(tmp_path):
+    folder = RunFolder(tmp_path / "run").create()
+    (tmp_path / "a.json").write_text("old")
+    folder.keep_tokenizer([tmp_path / "a.json"])
+    (tmp_path / "a.json").write_text("new")
+    with pytest.raises(
+        LaunchError, match=r"gone\.txt\) cannot be copied to .*No such file.*readable"
+    ):
+        folder.keep_tokenizer([tmp_path / "a.json", tmp_path / "gone.txt"])
+    assert kept(folder) == {"a.json": "old"}
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        "checkpoints",
+        "curves",
+        "tokenizer",
+    ]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match=r"checkpoint\.directory writable"):
+        RunFolder(tmp_path / "file").keep_tokenizer([tmp_path / "a.json"])

@@ -15,8 +15,9 @@ No file needs pickle to be read.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -170,26 +171,9 @@ class Checkpointer:
         Raises:
             CheckpointError: all are damaged, or the newest one has another layout.
         """
-        found: list[Any] = [None]
-
-        def choose() -> None:
-            files.recover(self.root)
-            path, problems = files.newest_complete(self.root)
-            for problem in problems:
-                self.report(problem)
-            if path is None and problems:
-                raise CheckpointError(
-                    f"no usable checkpoint in {self.root}: {'; '.join(problems)}. Remove the "
-                    "folder to start again from step 0"
-                )
-            found[0] = None if path is None else path.name
-
-        self._on_rank0(choose)
-        if self.context.dims.world > 1:
-            dist.broadcast_object_list(found, src=0)
-        if found[0] is None:
+        path = self._choose()
+        if path is None:
             return None
-        path = self.root / found[0]
         header = files.read_json(path / "state.json")
         ours, theirs = self._layout(), header["layout"]
         different = [f"{k} {theirs.get(k)} -> {v}" for k, v in ours.items() if v != theirs.get(k)]
@@ -198,6 +182,12 @@ class Checkpointer:
                 f"{path} was saved in another layout ({', '.join(different)}); resume with "
                 "the layout that it was saved with, or set another checkpoint.directory"
             )
+        changed = differing_keys(files.read_json(path / "config.json"), self.config)
+        if changed:
+            raise CheckpointError(
+                f"{path} is of another model or data order: {', '.join(changed)}; restore these "
+                "values to resume, or start anew in another checkpoint.directory"
+            )
         _, problem = self._try(lambda: self._read(path))
         problems = [text for text in self._gather(problem) if text]
         self._on_rank0(lambda: _raise_first(problems))
@@ -205,6 +195,50 @@ class Checkpointer:
         self._restore_engine(state, header["loss_scaler"])
         self.report(f"resumed from {path.name}")
         return state
+
+    def _choose(self) -> Path | None:
+        """The newest undamaged checkpoint, the same on all ranks; None when there is none.
+
+        Rank 0 looks at names and sizes, each rank hashes the files that it will read, at once.
+        """
+        names: list[Any] = [[]]
+
+        def listing() -> None:
+            files.recover(self.root)
+            names[0] = [path.name for path in files.checkpoints(self.root)]
+
+        self._on_rank0(listing)
+        self._share(names)
+        told = []
+        for name in names[0]:
+            path = self.root / name
+            _, problem = self._try(functools.partial(self._inspect, path))
+            shared = [[text for text in self._gather(problem) if text]]
+            self._share(shared)
+            if not shared[0]:
+                return path
+            told.append(f"{name} is not usable: {shared[0][0]}")
+            self.report(told[-1])
+        if told:
+            raise CheckpointError(
+                f"no usable checkpoint in {self.root}: {'; '.join(told)}. Remove the folder to "
+                "start again from step 0"
+            )
+        return None
+
+    def _inspect(self, path: Path) -> dict[str, Any]:
+        if self.context.rank == 0:
+            files.verify(path, hashes=False)
+        own = [weights.file_name(self.pipeline, self.tensor), self._optimizer_file(reading=True)]
+        small = ["state.json", "config.json"] if self.context.rank == 0 else []
+        # What is missing here belongs to another layout, which resume() explains.
+        files.verify(path, only=[name for name in [*own, *small] if name is not None])
+        return {}
+
+    def _share(self, values: list[Any]) -> None:
+        """Rank 0's values replace everybody's."""
+        if self.context.dims.world > 1:
+            dist.broadcast_object_list(values, src=0)
 
     @torch.no_grad()
     def _read(self, path: Path) -> dict[str, Any]:
@@ -273,10 +307,43 @@ class Checkpointer:
         problem: list[Any] = [""]
         if self.context.rank == 0:
             _, problem[0] = self._try(lambda: action() or {})
-        if self.context.dims.world > 1:
-            dist.broadcast_object_list(problem, src=0)
+        self._share(problem)
         if problem[0]:
             raise CheckpointError(problem[0])
+
+
+# What may change between two starts of one run: it moves no parameter and no sample.
+FREE_TO_CHANGE = (
+    *("backend", "dropout", "embedding_dropout", "hidden_dropout"),
+    *("init_std", "scaled_output_init"),
+)
+
+
+def differing_keys(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """``key saved -> ours`` for everything that makes it another model or another order of data.
+
+    Args:
+        saved: the resolved run of a checkpoint; ours: of the run that wants to resume from it.
+    """
+
+    def fixed(run: Mapping[str, Any]) -> dict[str, Any]:
+        data = run.get("data", {})
+        values = {"seed": run.get("seed"), **_flat(run.get("model", {}), "model")}
+        for key in ("sequence_length", "isolate_documents"):
+            values[f"data.{key}"] = data.get(key)
+        return {k: v for k, v in values.items() if k.rpartition(".")[2] not in FREE_TO_CHANGE}
+
+    before, now = fixed(saved), fixed(ours)
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    return [f"{key} {before.get(key)} -> {now.get(key)}" for key in keys]
+
+
+def _flat(section: Mapping[str, Any], where: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        name = f"{where}.{key}"
+        flat |= _flat(value, name) if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 def _raise_first(problems: list[str]) -> None:

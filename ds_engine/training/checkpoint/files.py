@@ -8,12 +8,13 @@ that the next save removes. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -128,8 +129,13 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path} is damaged: {error}") from None
 
 
-def verify(path: Path, *, hashes: bool = True) -> None:
+def verify(path: Path, *, hashes: bool = True, only: Sequence[str] | None = None) -> None:
     """Hold a checkpoint against its manifest.
+
+    Args:
+        path: folder of the checkpoint.
+        hashes: read the files; else names and sizes only.
+        only: names of the files to look at, those that the manifest does not list left out.
 
     Raises:
         CheckpointError: naming the file that is missing, short, changed or cannot be read.
@@ -137,6 +143,8 @@ def verify(path: Path, *, hashes: bool = True) -> None:
     expected = _read_manifest(path)
     try:
         for name, (size, sha256) in expected.items():
+            if only is not None and name not in only:
+                continue
             _verify_file(path / name, size, sha256, hashes=hashes)
     except OSError as error:
         raise CheckpointError(f"{error.filename or path} cannot be read: {error}") from error
@@ -230,7 +238,7 @@ def prepare(root: Path, step: int) -> Path:
 
 
 def keep_newest(root: Path, count: int | None, *, saved: int) -> None:
-    """Delete all but the ``count`` newest checkpoints (None keeps all).
+    """Delete all but the ``count`` newest undamaged checkpoints (None keeps all).
 
     Args:
         root: folder of all checkpoints.
@@ -240,9 +248,23 @@ def keep_newest(root: Path, count: int | None, *, saved: int) -> None:
     """
     if count is None:
         return
-    for path in [p for p in checkpoints(root) if step_of(p) <= saved][count:]:
+    kept = 0
+    for path in [p for p in checkpoints(root) if step_of(p) <= saved]:
+        if kept < count:
+            kept += _has_all_bytes(path)
+            continue
         # Hidden first: a kill in the middle must not leave half a checkpoint under its name.
+        # An old checkpoint that cannot be removed is no reason to end a run that was just saved.
         doomed = root / f".{path.name}.tmp"
         shutil.rmtree(doomed, ignore_errors=True)
-        path.rename(doomed)
-        shutil.rmtree(doomed)
+        with contextlib.suppress(OSError):
+            path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _has_all_bytes(path: Path) -> bool:
+    try:
+        verify(path, hashes=False)
+    except CheckpointError:
+        return False
+    return True
