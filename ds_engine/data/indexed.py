@@ -162,7 +162,7 @@ class IndexedDataset:
         return len(self.document_starts) - 1
 
     def document_offsets(self) -> IntArray:
-        """Return (D+1,) int64: where in ``tokens`` each document starts, and where the last ends."""
+        """Return (D+1,) int64: the start of each document in ``tokens``, and the last one's end."""
         offsets = np.empty(len(self._offsets) + 1, dtype=np.int64)
         np.floor_divide(self._offsets, self.dtype.itemsize, out=offsets[:-1])
         offsets[-1] = self.num_tokens

@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from launch.deepspeed_launcher import free_port, local_command, local_environment
 from launch.rank import STARTER
-from tests.launch.tiny import HOME, environment, processes_in
+from tests.launch.tiny import HOME, environment, kill_processes_in, processes_in
 
 # A rank: says that it is there, and goes with code 75 when asked (or never, when stubborn).
 RANK = """
@@ -66,8 +66,8 @@ sys.exit(max(below.wait(), 0))
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start the stand-ins; returns when both ranks are there."""
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start the stand-ins; returns when both ranks are there. None outlives a failed test."""
     (tmp_path / "fake_rank.py").write_text(RANK)
     (tmp_path / "launcher.py").write_text(LAUNCHER)
     (tmp_path / "starts.py").write_text(STARTS)
@@ -88,7 +88,8 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
             time.sleep(0.02)
         return process
 
-    return begin
+    yield begin
+    kill_processes_in(tmp_path)
 
 
 @pytest.mark.parametrize("code", [0, 3, 75])

@@ -170,5 +170,5 @@ def test_a_dry_run_prints_the_command_and_starts_nothing(home: Path) -> None:
         check=True,
         timeout=60,
     )
-    assert "--module launch.train --config run.json" in found.stdout
-    assert "2 ranks: dp2; 8 samples per step = 2 per micro-batch x 2 micro-batches" in found.stdout
+    assert "2 ranks of: python -m launch.train --config run.json" in found.stdout
+    assert "dp2; 8 samples per step = 2 per micro-batch x 2 micro-batches" in found.stdout

@@ -107,7 +107,6 @@ def test_a_layout_that_cannot_be_trained_is_refused(
     assert message in found.output
 
 
-@pytest.mark.slow
 def test_a_tensor_degree_that_is_no_power_of_two(tmp_path: Path) -> None:
     """The proof's sequence is a multiple of it, and its model can read it."""
     path = write(tmp_path, tensor=3, sequence=True)

@@ -165,6 +165,14 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
+def kill_processes_in(folder: Path) -> None:
+    """End whatever still runs in ``folder``."""
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if each.cwd() == str(folder):
+                each.kill()
+
+
 def wait_until(condition: Callable[[], bool], process: Any, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preprocessing import document
 from preprocessing.document import RULES, Record, read_document
 
 
@@ -62,3 +63,9 @@ def test_problems_say_where_and_what():
     assert str(problems[0]) == "x.jsonl:17: missing_text dropped (no key 'text'; it has 'body')"
     _, problems = read_document(Record(b"a\xff", "x.txt", 0, "text"), "text")
     assert str(problems[0]).startswith("x.txt: invalid_utf8 repaired (byte 1 is 0xff")
+
+
+def test_the_rules_are_documented_one_a_line():
+    lines = [line.split() for line in (document.__doc__ or "").splitlines()]
+    documented = {words[0]: words[1] for words in lines if words and words[0] in RULES}
+    assert documented == RULES

@@ -1,4 +1,5 @@
 import math
+import re
 import struct
 
 import pytest
@@ -127,3 +128,8 @@ def test_command_refuses_a_reference_without_name_or_number(tmp_path, text):
     result = CliRunner().invoke(command, [str(tmp_path), "--reference", text])
     assert result.exit_code == 2
     assert "is not NAME=NUMBER" in result.output
+
+
+def test_help_says_what_several_runs_give():
+    shown = CliRunner().invoke(command, ["--help"]).output
+    assert "Several runs: that figure for each" in re.sub("\n *", " ", shown)
