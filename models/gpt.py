@@ -111,9 +111,10 @@ def build_plan(config: GPTConfig, tp: TensorParallel, options: PlanOptions) -> L
         return WordEmbedding(loss, padded, config.hidden_size, tp, normal(std))
 
     def positions() -> nn.Module:
-        learned = config.max_sequence_length if config.position.type == "learned" else None
         dropout = Dropout(config.embedding_dropout, options.seed, "embedding")
-        return PositionEmbedding(learned, config.hidden_size, tp, normal(std), dropout)
+        return PositionEmbedding(
+            config.position_limit, config.hidden_size, tp, normal(std), dropout
+        )
 
     def layer(name: str) -> nn.Module:
         return TransformerLayer(
