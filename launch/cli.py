@@ -11,7 +11,7 @@ from launch.rank import fail, follow_starter, record_exit
 
 COMMANDS = {
     "config": ("launch.commands.config", "Check and show run files."),
-    "train": ("launch.commands.train", "Train a model on this machine; the same command resumes it."),
+    "train": ("launch.commands.train", "Train a model here; the same command resumes it."),
     "eval": ("launch.commands.eval", "Evaluate a checkpoint on validation data."),
     "generate": ("launch.commands.generate", "Generate text from a checkpoint."),
     "verify": ("launch.commands.verify", "Prove that a layout equals one process, on CPU."),
