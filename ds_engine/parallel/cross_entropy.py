@@ -26,7 +26,7 @@ from torch import Tensor
 from ds_engine.parallel.tensor_parallel import TensorParallel
 
 IGNORE_INDEX = -100
-CHUNK_BYTES = 32 * 1024 * 1024
+CHUNK_BYTES = 96 * 1024 * 1024
 
 
 @dataclass(frozen=True)
