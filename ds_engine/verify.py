@@ -22,10 +22,9 @@ from torch import Tensor
 from ds_engine.parallel.context import ParallelContext
 from ds_engine.parallel.init import derive_seed
 from ds_engine.parallel.parameter import spec_of
-from ds_engine.pipeline.plan import LayerPlan
+from ds_engine.pipeline.plan import Batch, LayerPlan
 from ds_engine.pipeline.sequential import SequentialModel
 
-Batch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
 Tensors = dict[str, Tensor]
 
 # Adam divides by sqrt(v) + epsilon: where the true gradient is zero (key biases, by the softmax's

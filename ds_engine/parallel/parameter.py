@@ -86,6 +86,13 @@ class ParameterSpec:
             return full
         return torch.cat([full.narrow(self.dim, f, n) for f, _, n in self.spans()], self.dim)
 
+    def fit(self, full: Tensor) -> Tensor:
+        """``take`` from a tensor that may lack the padded rows of the vocabulary, zeros then."""
+        missing = self.full_shape[0] - full.shape[0]
+        if missing:
+            full = torch.cat([full, full.new_zeros(missing, *full.shape[1:])])
+        return self.take(full)
+
     def place(self, local: Tensor, full: Tensor) -> None:
         """Write this rank's part into a full tensor."""
         if self.dim is None:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 State = tuple[Tensor, ...]
+# (the first layer's inputs, (labels, loss mask or token weights)) of one micro-batch
+Batch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
 
 
 class Layer(Protocol):

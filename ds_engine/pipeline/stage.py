@@ -6,6 +6,7 @@ import contextlib
 import io
 from typing import Any
 
+import torch
 from deepspeed.pipe import LayerSpec as DeepSpeedLayerSpec
 from deepspeed.pipe import PipelineModule
 from deepspeed.pipe import TiedLayerSpec as DeepSpeedTiedLayerSpec
@@ -126,5 +127,5 @@ class StageModule(PipelineModule):
 
 
 def _parameter_names(spec: LayerSpec) -> list[str]:
-    # The smallest way to know them; weights of this throw-away copy are never initialised.
-    return [name for name, _ in spec.build().named_parameters()]
+    with torch.device("meta"):  # the names without the memory
+        return [name for name, _ in spec.build().named_parameters()]

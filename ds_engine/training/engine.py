@@ -12,10 +12,11 @@ Legend: ``B`` micro-batch, ``S`` sequence.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import deepspeed
 import torch
@@ -26,12 +27,10 @@ from torch import Tensor, nn
 from ds_engine.errors import ConfigError
 from ds_engine.parallel.context import ParallelContext, RankInfo
 from ds_engine.pipeline.engine import make_engine
-from ds_engine.pipeline.plan import LayerPlan
+from ds_engine.pipeline.plan import Batch, LayerPlan
 from ds_engine.pipeline.sequential import SequentialModel
 from ds_engine.pipeline.stage import StageModule
 from ds_engine.training.evaluate import ModelStep
-
-Batch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
 
 GPU_OPTIMIZERS = ("lamb", "lion")
 
@@ -51,42 +50,6 @@ class StepResult:
     grad_norm: float
     tokens: int
     skipped: bool
-
-
-class TrainStep(Protocol):
-    """One interface for the pipeline and the plain engine."""
-
-    engine: Any
-    module: Any
-    context: ParallelContext
-
-    @property
-    def reads_data(self) -> bool:
-        """Whether this rank needs batches (first and last stages do)."""
-
-    def train_batch(
-        self,
-        batches: Sequence[Batch] | None,
-        learning_rate: float,
-        *,
-        samples: int | None = None,
-    ) -> StepResult:
-        """Forward, backward and update on this replica's micro-batches of one step.
-
-        Args:
-            batches: None on stages that read no data.
-            learning_rate: of this update.
-            samples: in the global batch. A stage without data cannot count them, so it is needed
-                where the batch grows; None: as in the step before.
-        """
-
-    def evaluate(self, batches: Iterable[Batch] | None, count: int) -> tuple[float, int]:
-        """(sum of token losses, number of tokens) over ``count`` micro-batches of each replica.
-
-        Args:
-            batches: read once, one at a time; None on stages that read no data.
-            count: how many there are.
-        """
 
 
 def init_distributed(timeout_seconds: float = 1800.0) -> None:
@@ -201,9 +164,55 @@ def build_train_step(
     return (_PipelineStep if context.dims.pipeline > 1 else _PlainStep)(engine, module, context)
 
 
-class _Step:
+class TrainStep(ABC):
+    """Forward, backward and update on one rank: one interface for both engines.
+
+    Attributes:
+        engine: DeepSpeed's.
+        module: this rank's part of the model.
+        context: the live groups.
+    """
+
     def __init__(self, engine: Any, module: Any, context: ParallelContext) -> None:
         self.engine, self.module, self.context = engine, module, context
+
+    @property
+    @abstractmethod
+    def reads_data(self) -> bool:
+        """Whether this rank needs batches (first and last stages do)."""
+
+    def train_batch(
+        self,
+        batches: Sequence[Batch] | None,
+        learning_rate: float,
+        *,
+        samples: int | None = None,
+    ) -> StepResult:
+        """Train on this replica's micro-batches of one step.
+
+        Args:
+            batches: None on stages that read no data.
+            learning_rate: of this update.
+            samples: in the global batch. A stage without data cannot count them, so it is needed
+                where the batch grows; None: as in the step before.
+        """
+        self._prepare(batches, learning_rate, samples)
+        weighted, tokens = None, 0
+        if self.reads_data:
+            assert batches is not None
+            weighted, tokens = self._weighted(batches)
+        loss = self._train(weighted)
+        skipped = not self.engine.was_step_applied()
+        norm = self.engine.get_global_grad_norm()
+        return StepResult(loss, float("nan") if norm is None else float(norm), tokens, skipped)
+
+    @abstractmethod
+    def _train(self, batches: Sequence[Batch] | None) -> float:
+        """Run the step on weighted micro-batches; return the loss of the whole batch."""
+
+    @abstractmethod
+    def evaluate(self, batches: Iterable[Batch] | None, count: int) -> tuple[float, int]:
+        """(sum of token losses, number of tokens) over ``count`` micro-batches of each replica."""
 
     def _device(self) -> torch.device:
         return self.engine.device
@@ -246,37 +255,23 @@ class _Step:
         scale = len(batches) * self.context.get_data_parallel_world_size() / max(tokens, 1)
         return [(inputs, (labels, mask * scale)) for inputs, (labels, mask) in moved], tokens
 
-    def _result(self, loss: float, tokens: int) -> StepResult:
-        skipped = not self.engine.was_step_applied()
-        norm = self.engine.get_global_grad_norm()
-        return StepResult(loss, float("nan") if norm is None else float(norm), tokens, skipped)
 
-
-class _PlainStep(_Step):
+class _PlainStep(TrainStep):
     @property
     def reads_data(self) -> bool:
         return True
 
-    def train_batch(
-        self,
-        batches: Sequence[Batch] | None,
-        learning_rate: float,
-        *,
-        samples: int | None = None,
-    ) -> StepResult:
+    def _train(self, batches: Sequence[Batch] | None) -> float:
         assert batches is not None
-        self._prepare(batches, learning_rate, samples)
         self.engine.train()
-        weighted, tokens = self._weighted(batches)
         total = torch.zeros((), device=self._device())
-        for inputs, labels in weighted:
+        for inputs, labels in batches:
             loss = self.engine(inputs, labels)
             self.engine.backward(loss)
             total += loss.detach()
             self.engine.step()
         replicas = self.context.get_data_parallel_world_size()
-        mean = self._sum_over_replicas(total / len(batches)) / replicas
-        return self._result(float(mean), tokens)
+        return float(self._sum_over_replicas(total / len(batches)) / replicas)
 
     def evaluate(self, batches: Iterable[Batch] | None, count: int) -> tuple[float, int]:
         assert batches is not None
@@ -284,27 +279,13 @@ class _PlainStep(_Step):
         return ModelStep(self.engine, self.context, self._device()).evaluate(batches, count)
 
 
-class _PipelineStep(_Step):
+class _PipelineStep(TrainStep):
     @property
     def reads_data(self) -> bool:
         return self.module.is_first or self.module.is_last
 
-    def train_batch(
-        self,
-        batches: Sequence[Batch] | None,
-        learning_rate: float,
-        *,
-        samples: int | None = None,
-    ) -> StepResult:
-        self._prepare(batches, learning_rate, samples)
-        tokens = 0
-        iterator: Iterator[Batch] | None = None
-        if self.reads_data:
-            assert batches is not None
-            weighted, tokens = self._weighted(batches)
-            iterator = iter(weighted)
-        loss = self.engine.train_batch(iterator)
-        return self._result(float(loss), tokens)
+    def _train(self, batches: Sequence[Batch] | None) -> float:
+        return float(self.engine.train_batch(None if batches is None else iter(batches)))
 
     def evaluate(self, batches: Iterable[Batch] | None, count: int) -> tuple[float, int]:
         tokens = torch.zeros((), dtype=torch.float64)

@@ -244,11 +244,7 @@ def load_full(parameters: Mapping[str, Tensor], full: Mapping[str, Tensor]) -> N
         )
     with torch.no_grad():
         for name, parameter in parameters.items():
-            spec, value = spec_of(parameter), full[name]
-            missing = spec.full_shape[0] - value.shape[0]
-            if missing:
-                value = torch.cat([value, value.new_zeros(missing, *value.shape[1:])])
-            parameter.copy_(spec.take(value))
+            parameter.copy_(spec_of(parameter).fit(full[name]))
 
 
 def _rearrange(change: Callable[..., Any], names: tuple[str, ...], *tensors: Tensor) -> Any:

@@ -128,8 +128,4 @@ class FullWeights:
                     f"{name} has shape {tuple(value.shape)} in the checkpoint and {expected} in "
                     "the model; use the model section that it was trained with"
                 )
-            if value.shape[0] < spec.full_shape[0]:
-                padded = value.new_zeros(spec.full_shape)
-                padded[: value.shape[0]] = value
-                value = padded
-            parameter.copy_(spec.take(value))
+            parameter.copy_(spec.fit(value))
