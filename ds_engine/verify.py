@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ds_engine.parallel.context import ParallelContext
-from ds_engine.parallel.init import derive_seed
 from ds_engine.parallel.parameter import spec_of
 from ds_engine.pipeline.plan import Batch, LayerPlan
 from ds_engine.pipeline.sequential import SequentialModel
+from ds_engine.pipeline.targets import count_targets, weigh_targets
 
 Tensors = dict[str, Tensor]
 
@@ -110,11 +110,12 @@ def reference_trace(plan: LayerPlan, steps: Sequence[Sequence[Batch]], adam: Ada
     )
     trace = Trace()
     for batches in steps:
-        tokens = max(float(sum(mask.sum() for _, (_, mask) in batches)), 1.0)
+        counts = count_targets([targets for _, targets in batches]).tolist()
+        scales = [1 / max(count, 1.0) for count in counts]
         optimizer.zero_grad()
         total = 0.0
-        for inputs, (labels, mask) in batches:
-            loss = model(inputs, (labels, mask / tokens))
+        for inputs, targets in batches:
+            loss = model(inputs, weigh_targets(targets, scales))
             loss.backward()
             total += float(loss.detach())
         gradients = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
@@ -205,54 +206,6 @@ def layout_trace(
     trace.weights, faults = gather_full(local, parameters, context)
     trace.replica_faults += [f"weight of {name}" for name in faults]
     return trace
-
-
-@dataclass(frozen=True)
-class SyntheticData:
-    """Batches that are hard to get right: packed documents of unequal length, masked tokens.
-
-    Every value is a function of (seed, sample number), so any split of the same global batch over
-    replicas and micro-batches sees the same samples.
-    """
-
-    vocab_size: int
-    sequence_length: int
-    global_batch: int
-    seed: int = 0
-
-    def micro_batch(self, samples: Sequence[int]) -> Batch:
-        """The given samples as one micro-batch."""
-        rows = [self._row(sample) for sample in samples]
-        tokens, positions, segments, labels, mask = (
-            torch.stack(column) for column in zip(*rows, strict=True)
-        )
-        return (tokens, positions, segments, torch.tensor(samples)), (labels, mask)
-
-    def _row(self, sample: int) -> tuple[Tensor, ...]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "proof", sample))
-        length = self.sequence_length
-        stream = torch.randint(self.vocab_size, (length + 1,), generator=generator)
-        cuts = torch.randint(1, length, (sample % 4,), generator=generator)
-        starts = torch.zeros(length, dtype=torch.long)
-        starts[cuts] = 1
-        segments = starts.cumsum(0)
-        index = torch.arange(length)
-        first = torch.where(starts.bool() | (index == 0), index, 0).cummax(0).values
-        # An uneven share of masked tokens per sample tells a mean of means from the true mean.
-        share = (sample % 5) / 6
-        mask = (torch.rand(length, generator=generator) >= share).float()
-        return stream[:-1], index - first, segments, stream[1:], mask
-
-    def step(self, number: int, micro_batch: int, replica: int, replicas: int) -> list[Batch]:
-        """This replica's micro-batches of a step, assigned as ``data.loader`` does."""
-        first = number * self.global_batch
-        count = self.global_batch // (micro_batch * replicas)
-        return [
-            self.micro_batch(
-                [first + (m * replicas + replica) * micro_batch + i for i in range(micro_batch)]
-            )
-            for m in range(count)
-        ]
 
 
 def _largest(ours: Tensor, theirs: Tensor, reach: float = 0.0) -> float:

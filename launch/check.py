@@ -29,6 +29,7 @@ from ds_engine.config.schema import ParallelConfig, RunConfig
 from ds_engine.errors import ConfigError
 from ds_engine.parallel.dims import ParallelDims
 from ds_engine.training.lr_schedules import check_schedule
+from launch.check_objective import resolve_data
 from models.registry import ModelConfig, read_model
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ class ResolvedRun:
     Attributes:
         run: The run; DeepSpeed blocks that ds-engine carries out itself are folded into its own
             sections (``training.activation_checkpointing.every`` is a number, ``tracking.wandb``
-            is final).
+            is final), and the type of the objective and the decoder's length are filled in.
         model: The family's configuration.
         dims: Degrees of parallelism.
         batch: The solved batch triangle.
@@ -76,6 +77,7 @@ def check_run(run: RunConfig, world_size: int, world_source: str) -> ResolvedRun
     """
     problems: list[str] = []
     parallel = run.parallel
+    resolved = run
 
     def attempt(action: Callable[[], T]) -> T | None:
         try:
@@ -85,11 +87,16 @@ def check_run(run: RunConfig, world_size: int, world_source: str) -> ResolvedRun
             return None
 
     model = attempt(lambda: read_model(run.model))
+    if model is not None:
+        data = resolve_data(run, model)
+        problems.extend(data.problems)
+        resolved = data.run
     # Rules read values, so they wait until the kinds of values are right.
     section_problems = check_deepspeed(run.deepspeed) or check_rules(run.deepspeed, parallel)
     problems.extend(section_problems)
-    problems.extend(check_layout(run))
+    problems.extend(check_layout(resolved))
     problems.extend(_check_training(run))
+    problems.extend(_check_initial(run))
     degree = attempt(lambda: data_parallel_degree(parallel, world_size, world_source))
     dims = batch = None
     if degree is not None:
@@ -97,14 +104,15 @@ def check_run(run: RunConfig, world_size: int, world_source: str) -> ResolvedRun
         origin = explain_data_parallel(parallel, world_size, world_source)
         batch = attempt(lambda: solve_batch(run.deepspeed, degree, origin))
     if model is not None:
-        problems.extend(model.check_sequence(run.data.sequence_length))
+        lengths = resolved.data.sequence_length, resolved.data.decoder_sequence_length
+        problems.extend(model.check_sequence(*lengths))
         # The layout of the model does not depend on the world.
         problems.extend(model.check(_dims(parallel, parallel.model_ranks)))
     if batch is not None and run.training.batch_size_warmup is not None:
         problems.extend(check_warmup(run.training.batch_size_warmup, batch))
     raise_problems(problems)
     assert model is not None and dims is not None and batch is not None
-    folded = fold_deepspeed(run)
+    folded = fold_deepspeed(resolved)
     return ResolvedRun(
         run=folded,
         model=model,
@@ -121,7 +129,7 @@ def check_layout(run: RunConfig) -> list[str]:
 
 
 def check_files(run: RunConfig) -> None:
-    """Checks that the data files of a run exist.
+    """Checks that the files which a run reads exist.
 
     Raises:
         ConfigError: Listing every missing file.
@@ -145,7 +153,19 @@ def check_files(run: RunConfig) -> None:
             f"data.tokenizer = {run.data.tokenizer} does not exist (relative to {Path.cwd()}); "
             "create it with `ds-engine tokenizer`"
         )
+    problems.extend(_check_start(run))
     raise_problems(problems)
+
+
+def _check_start(run: RunConfig) -> list[str]:
+    start, folder = run.checkpoint.initialize_from, Path(run.checkpoint.directory)
+    # A run that goes on has its weights, and may outlive those that it started from.
+    if start is None or Path(start).is_dir() or any((folder / "checkpoints").glob("step_*")):
+        return []
+    return [
+        f"checkpoint.initialize_from = {start} is not a folder (relative to {Path.cwd()}); name "
+        "the folder of a run or of one of its checkpoints, or remove it"
+    ]
 
 
 def _dims(parallel: ParallelConfig, world_size: int) -> ParallelDims:
@@ -169,13 +189,27 @@ def _not_available(parallel: ParallelConfig) -> list[str]:
 
 
 def _check_sequence(run: RunConfig) -> list[str]:
-    length, tensor = run.data.sequence_length, run.parallel.tensor
-    if not run.parallel.sequence or length % tensor == 0:
+    tensor, problems = run.parallel.tensor, []
+    for name in ("sequence_length", "decoder_sequence_length"):
+        length = getattr(run.data, name)
+        if not run.parallel.sequence or length is None or length % tensor == 0:
+            continue
+        below = length - length % tensor
+        problems.append(
+            f"data.{name} = {length} is not a multiple of parallel.tensor = {tensor}, which "
+            f"parallel.sequence = true splits it by; use {below or tensor} or {below + tensor}"
+        )
+    return problems
+
+
+def _check_initial(run: RunConfig) -> list[str]:
+    start, folder = run.checkpoint.initialize_from, run.checkpoint.directory
+    # Also a checkpoint below the run's own folder.
+    if start is None or not Path(start).absolute().is_relative_to(Path(folder).absolute()):
         return []
-    below = length - length % tensor
     return [
-        f"data.sequence_length = {length} is not a multiple of parallel.tensor = {tensor}, which "
-        f"parallel.sequence = true splits it by; use {below or tensor} or {below + tensor}"
+        f"checkpoint.initialize_from = {start} lies in checkpoint.directory = {folder}, the run's "
+        "own folder, which it goes on from by itself; use another directory for the new run"
     ]
 
 

@@ -7,13 +7,14 @@ import click
 from ds_engine.config.reader import nearest
 from ds_engine.errors import DsEngineError
 from launch.guard import check_packages
-from launch.rank import fail, follow_starter, record_exit
+from launch.rank import fail, follow_starter, leaving, record_exit
 
 COMMANDS = {
     "config": ("launch.commands.config", "Check and show run files."),
     "train": ("launch.commands.train", "Train a model here; the same command resumes it."),
     "eval": ("launch.commands.eval", "Evaluate a checkpoint on validation data."),
     "generate": ("launch.commands.generate", "Generate text from a checkpoint."),
+    "fill-mask": ("launch.commands.fill_mask", "Fill the masked words of a text, with BERT."),
     "verify": ("launch.commands.verify", "Prove that a layout equals one process, on CPU."),
     "plot": ("launch.commands.plot", "Draw the curves of a run."),
     "doctor": ("launch.commands.doctor", "Report what this machine can run, and what is amiss."),
@@ -100,7 +101,8 @@ def main() -> None:
         follow_starter()
     except DsEngineError as error:
         fail(error)
-    cli(prog_name="ds-engine")
+    with leaving():
+        cli(prog_name="ds-engine")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def make_plan(
         label_smoothing=run.training.label_smoothing,
         z_loss=run.training.z_loss,
         dtype=dtype,
+        lengths=(run.data.sequence_length, run.data.decoder_sequence_length),
     )
     return definition.plan(model, tp, options)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from ds_engine.config.load import read_run
 from ds_engine.config.schema import RunConfig
+from ds_engine.data.objective import SpecialIds
 from ds_engine.errors import CheckpointError, ConfigError
 from ds_engine.parallel.context import ParallelContext, RankInfo, prepare_rendezvous
 from ds_engine.parallel.dims import ParallelDims
@@ -21,6 +22,8 @@ from ds_engine.training.run_folder import RunFolder
 from launch.accelerator import local_device
 from launch.compose import make_plan
 from models.registry import ModelConfig, read_model
+from preprocessing.special_tokens import special_ids
+from preprocessing.tokenize import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,34 @@ def own_tokenizer(home: Path, named: str) -> Path:
         return Path(named)
     file = kept / Path(named).name
     return file if file.is_file() else kept
+
+
+def run_tokenizer(saved: SavedRun, *, eod: str | None = None) -> Tokenizer:
+    """Open the tokenizer of a run.
+
+    Args:
+        saved: the run.
+        eod: token that ended the documents of the training data, see ``load_tokenizer``.
+
+    Raises:
+        ConfigError: the run has none.
+        DataError: it cannot be opened.
+    """
+    if saved.tokenizer is None:
+        raise ConfigError(
+            f"{saved.checkpoint} names no tokenizer (data.tokenizer is null); give one with "
+            "--tokenizer"
+        )
+    return load_tokenizer(saved.tokenizer, eod=eod)
+
+
+def run_special_ids(saved: SavedRun, tokenizer: Tokenizer) -> SpecialIds:
+    """The special ids that a run's objective used.
+
+    Raises:
+        ConfigError: the tokenizer lacks one that the run names.
+    """
+    return special_ids(tokenizer, names=asdict(saved.run.data.objective.special_tokens))
 
 
 def connect(tensor: int) -> ParallelContext:

@@ -8,6 +8,8 @@ import signal
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -85,3 +87,52 @@ def fail(error: DsEngineError) -> NoReturn:
     sys.stderr.flush()
     # Not sys.exit: other ranks may be in a collective, and torch's teardown would wait for them.
     os._exit(error.exit_code)
+
+
+@contextlib.contextmanager
+def leaving() -> Iterator[None]:
+    """Around the whole of a command: how a rank leaves the others, if it has joined a world.
+
+    Done: all wait for each other and close the connections before anybody goes. Else the first to
+    go closes them under the threads of the others, which may end those (SIGABRT) with their work
+    done. Failed: at once, because the others may be in a collective and never come; the launcher
+    ends them. Either way Python's own teardown, where torch's threads may still run, is left out.
+    """
+    code = 0
+    try:
+        yield
+    except SystemExit as end:
+        if not _in_world():
+            raise
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception:
+        if not _in_world():
+            raise
+        traceback.print_exc()
+        code = 1
+    if _in_world():
+        code = code or _part()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _in_world() -> bool:
+    """Whether this rank is connected to others; never imports torch for a command that did not."""
+    if not is_rank() or "torch.distributed" not in sys.modules:
+        return False
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
+
+
+def _part() -> int:
+    """Leave the world with all others; return the exit code."""
+    import torch.distributed as dist
+
+    try:
+        dist.barrier()
+        dist.destroy_process_group()
+    except RuntimeError:
+        return 1  # another rank failed meanwhile, and says so itself
+    return 0

@@ -19,6 +19,7 @@ from ds_engine.config.schema import RunConfig
 from ds_engine.parallel.context import ParallelContext
 from ds_engine.parallel.dims import ParallelDims
 from ds_engine.parallel.tensor_parallel import TensorParallel
+from ds_engine.synthetic import SyntheticData
 from ds_engine.training.engine import (
     build_train_step,
     full_gradient,
@@ -28,7 +29,6 @@ from ds_engine.training.engine import (
 from ds_engine.verify import (
     AdamSettings,
     Difference,
-    SyntheticData,
     Trace,
     compare,
     layout_trace,
@@ -90,15 +90,16 @@ def prove(run: RunConfig, plan: ProofPlan, *, steps: int) -> list[Proof]:
     kinds = ["fp32"] + (["bf16"] if precision(run.deepspeed) == "bf16" else [])
     adam = AdamSettings(learning_rate=LEARNING_RATE, clip=CLIP)
     dims = plan.dims
-    data = SyntheticData(
-        plan.model.vocab_size,
-        plan.model.max_sequence_length,
-        ACCUMULATION * MICRO_BATCH * dims.data,
+    whole = make_plan(run, plan.model, TensorParallel.single(), dtype=torch.float32)
+    data = SyntheticData.for_plan(
+        whole,
+        vocab_size=plan.model.vocab_size,
+        lengths=plan.lengths,
+        global_batch=ACCUMULATION * MICRO_BATCH * dims.data,
         seed=run.seed,
     )
     reference = None
     if context.rank == 0:
-        whole = make_plan(run, plan.model, TensorParallel.single(), dtype=torch.float32)
         batches = [data.step(number, MICRO_BATCH, 0, 1) for number in range(steps)]
         reference = reference_trace(whole, batches, adam)
     proofs = []

@@ -26,6 +26,14 @@ class ProofPlan:
     model: ModelConfig
     notes: tuple[str, ...]
 
+    @property
+    def lengths(self) -> tuple[int, int | None]:
+        """Tokens of a row; and of its decoder's part, shorter where the ranks can cut it."""
+        whole, tensor = self.model.max_sequence_length, self.dims.tensor
+        if not self.model.is_encoder_decoder:
+            return whole, None
+        return whole, -(-whole // 2 // tensor) * tensor
+
 
 def plan_proof(run: RunConfig, *, data: int, max_processes: int) -> ProofPlan:
     """Shrink a run to what a small machine can hold.

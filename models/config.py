@@ -9,14 +9,13 @@ from typing import Literal
 
 from ds_engine.config.reader import AboveZero, Positive, Probability, join_path
 from ds_engine.parallel.dims import ParallelDims
+from models import layout_rules as rules
 from models.sections import (
     AttentionConfig,
     MLPConfig,
     NormConfig,
     PositionConfig,
     RotaryScalingConfig,
-    divisors,
-    listed,
 )
 
 # Users of a family's configuration need not know where its sections are written down.
@@ -28,10 +27,6 @@ __all__ = [
     "PositionConfig",
     "RotaryScalingConfig",
 ]
-
-# Sizes of a model for proofs.
-SHRUNK_HEAD = 16
-SHRUNK_LENGTH = 32
 
 
 @dataclass(frozen=True)
@@ -79,9 +74,14 @@ class GPTConfig:
     head_bias: bool = False
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether rows have two sequences: no."""
+        return False
+
+    @property
     def head_dim(self) -> int:
         """Size of one attention head."""
-        return self.attention.head_dim or self.hidden_size // self.attention.num_heads
+        return rules.head_size(self.hidden_size, self.attention)
 
     @property
     def rotary_dim(self) -> int:
@@ -97,24 +97,18 @@ class GPTConfig:
 
     def check_fields(self, where: str) -> list[str]:
         """Rules between the sections of the model."""
-        problems = []
-        if self.head_bias and self.tie_embeddings:
-            problems.append(
-                f"{join_path(where, 'head_bias')} = true needs tie_embeddings = false, because a "
-                "tied head is the embedding itself; set one of them to false"
-            )
-        heads = self.attention.num_heads
+        tied = self.tie_embeddings
+        problems = rules.tied_bias_problems(head_bias=self.head_bias, tied=tied, where=where)
+        allowed = ("learned", "rotary", "alibi", "none")
+        problems += rules.unsupported_position(self.position, allowed, "GPT", where)
         least, why = 2, "turn pairs"
         if self.position.rotary_scaling.type == "dynamic_ntk":
             # Its exponent is R / (R - 2).
             least, why = 4, "with dynamic_ntk turn at least two pairs"
-        if self.attention.head_dim is None and self.hidden_size % heads:
-            problems.append(
-                f"{join_path(where, 'attention.num_heads')} = {heads} does not divide "
-                f"{join_path(where, 'hidden_size')} = {self.hidden_size}; use one of "
-                f"{divisors(self.hidden_size)}, or set attention.head_dim"
-            )
-        elif self.position.type == "rotary" and (self.rotary_dim % 2 or self.rotary_dim < least):
+        heads = rules.head_problems(self.hidden_size, self.attention, where)
+        problems += heads
+        rotary = self.position.type == "rotary" and not heads
+        if rotary and (self.rotary_dim % 2 or self.rotary_dim < least):
             problems.append(
                 f"{join_path(where, 'position.rotary_fraction')} = "
                 f"{self.position.rotary_fraction:g} of head_dim = {self.head_dim} turns "
@@ -130,61 +124,28 @@ class GPTConfig:
 
     def check(self, dims: ParallelDims) -> list[str]:
         """All reasons why this model cannot be laid out like ``dims``; empty: it can."""
-        problems = []
-        attention, tensor = self.attention, dims.tensor
-        if attention.num_heads % tensor:
-            problems.append(
-                f"parallel.tensor = {tensor} does not divide model.attention.num_heads = "
-                f"{attention.num_heads}; use {divisors(attention.num_heads)}"
-            )
-        elif attention.kv_heads % tensor and tensor % attention.kv_heads:
-            problems.append(
-                f"parallel.tensor = {tensor} neither divides model.attention.num_kv_heads = "
-                f"{attention.kv_heads} nor is a multiple of it; "
-                f"use {listed(self._tensor_degrees())}"
-            )
-        if self.mlp.intermediate_size % tensor:
-            problems.append(
-                f"parallel.tensor = {tensor} does not divide model.mlp.intermediate_size = "
-                f"{self.mlp.intermediate_size}; use {listed(self._tensor_degrees())}"
-            )
-        chunks = dims.pipeline * dims.virtual_pipeline
-        if self.num_layers < chunks:
-            problems.append(
-                f"parallel.pipeline = {dims.pipeline} x virtual_pipeline = {dims.virtual_pipeline} "
-                f"= {chunks} is more than model.num_layers = {self.num_layers}, but each stage "
-                f"needs a layer; use at most {self.num_layers} in all"
-            )
-        return problems
-
-    def check_sequence(self, sequence_length: int) -> list[str]:
-        """Whether the model can read sequences of this length; empty: it can."""
-        if self.position_limit is None or sequence_length <= self.position_limit:
-            return []
         return [
-            f"data.sequence_length = {sequence_length} is longer than model.max_sequence_length = "
-            f"{self.max_sequence_length}, the size of the learned position table; use at most "
-            f"{self.max_sequence_length}, or a longer table"
+            *rules.tensor_problems(self.attention, self.mlp, dims.tensor),
+            *rules.stage_problems(dims, self.num_layers, "model.num_layers"),
         ]
+
+    def check_sequence(self, sequence_length: int, decoder_length: int | None = None) -> list[str]:
+        """Whether the model can read sequences of this length; empty: it can."""
+        del decoder_length
+        return rules.length_problems("data.sequence_length", sequence_length, self.position_limit)
 
     def padded_vocab_size(self, tensor: int) -> int:
         """Rows of the embedding: ``vocab_size`` rounded up to ``vocab_multiple * tensor``."""
-        unit = self.vocab_multiple * tensor
-        return -(-self.vocab_size // unit) * unit
+        return rules.padded_vocabulary(self.vocab_size, self.vocab_multiple, tensor)
 
     def num_parameters(self) -> int:
         """Exact number of parameters, with the vocabulary not padded and tied weights once."""
-        hidden, width, layers = self.hidden_size, self.mlp.intermediate_size, self.num_layers
-        qkv = (self.attention.num_heads + 2 * self.attention.kv_heads) * self.head_dim
-        layer = self._layer_matmul_weights() + 2 * self.norm.num_parameters(hidden)
-        layer += qkv * self.attention.bias + hidden * self.attention.has_output_bias
-        layer += 2 * self.norm.num_parameters(self.head_dim) * self.attention.qk_norm
-        layer += ((1 + self.mlp.is_gated) * width + hidden) * self.mlp.bias
-        embedding = self.vocab_size * hidden
-        if self.position.type == "learned":
-            embedding += self.max_sequence_length * hidden
+        hidden = self.hidden_size
+        layer = rules.attention_parameters(hidden, self.attention, self.norm)
+        layer += rules.mlp_parameters(hidden, self.mlp) + 2 * self.norm.num_parameters(hidden)
+        embedding = self.vocab_size * hidden + (self.position_limit or 0) * hidden
         head = self.vocab_size * (hidden * (not self.tie_embeddings) + self.head_bias)
-        return embedding + layers * layer + self.norm.num_parameters(hidden) + head
+        return embedding + self.num_layers * layer + self.norm.num_parameters(hidden) + head
 
     def flops_per_token(self, sequence_length: int) -> int:
         """Matrix-multiply FLOPs of one token's forward and backward pass.
@@ -195,16 +156,22 @@ class GPTConfig:
         is shorter. The causal mask's halving and recomputed activations are not counted.
         """
         span = min(sequence_length, self.attention.sliding_window or sequence_length)
-        weights = self.num_layers * self._layer_matmul_weights()
-        weights += self.vocab_size * self.hidden_size
-        attention = self.num_layers * self.attention.num_heads * self.head_dim * span
-        return 6 * weights + 12 * attention
+        layer = rules.attention_weights(self.hidden_size, self.attention)
+        layer += rules.mlp_weights(self.hidden_size, self.mlp)
+        weights = self.num_layers * layer + self.vocab_size * self.hidden_size
+        scores = rules.attention_flops(self.attention, self.head_dim, 1, span)
+        return 6 * weights + self.num_layers * scores
+
+    def flops_per_sample(self, sequence_length: int, decoder_length: int | None) -> int:
+        """Matrix-multiply FLOPs of one row, forward and backward; there is no decoder length."""
+        del decoder_length
+        return self.flops_per_token(sequence_length) * sequence_length
 
     def portable(self) -> "GPTConfig":
         """The same model for any device: the kernel "flash" becomes "auto"."""
         if self.attention.backend != "flash":
             return self
-        return replace(self, attention=replace(self.attention, backend="auto"))
+        return replace(self, attention=rules.portable_attention(self.attention))
 
     def shrunk(self, dims: ParallelDims) -> "GPTConfig":
         """The same architecture at sizes that train in seconds on a CPU, for proofs.
@@ -212,51 +179,17 @@ class GPTConfig:
         Every option is kept but the kernel (see ``portable``); what is cut is the number of layers,
         the widths, the vocabulary (to an odd number of words), the window and the sequence (to a
         multiple of ``dims.tensor``, for sequence parallelism). Heads keep their grouping and still
-        fit ``dims``; rotary positions turn two pairs or more, the least that every scaling takes.
+        fit ``dims``.
         """
-        attention, heads, kv_heads = self.attention, self.attention.num_heads, 0
-        if attention.kv_heads == heads:
-            heads = kv_heads = 2 * dims.tensor
-        else:
-            kv_heads = min(attention.kv_heads, 2 * dims.tensor)
-            if kv_heads % dims.tensor and dims.tensor % kv_heads:
-                kv_heads = dims.tensor
-            heads = kv_heads * max(2, dims.tensor // kv_heads)
-        position = self.position
-        if position.type == "rotary":
-            turned = max(2 * int(SHRUNK_HEAD * position.rotary_fraction / 2), 4)
-            position = replace(position, rotary_fraction=turned / SHRUNK_HEAD)
-        small = replace(
-            self.portable().attention,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=SHRUNK_HEAD if attention.head_dim else None,
-            sliding_window=attention.sliding_window and min(attention.sliding_window, 5),
-        )
+        attention = rules.shrunk_attention(self.attention, dims.tensor)
         return replace(
             self,
-            vocab_size=61,
+            vocab_size=rules.SHRUNK_VOCABULARY,
             num_layers=max(2, dims.pipeline * dims.virtual_pipeline),
-            hidden_size=SHRUNK_HEAD * heads,
-            max_sequence_length=-(-SHRUNK_LENGTH // dims.tensor) * dims.tensor,
-            attention=small,
-            position=position,
-            mlp=replace(self.mlp, intermediate_size=32 * heads),
-            vocab_multiple=8,
+            hidden_size=rules.SHRUNK_HEAD * attention.num_heads,
+            max_sequence_length=rules.shrunk_length(dims.tensor),
+            attention=attention,
+            position=rules.shrunk_position(self.position),
+            mlp=replace(self.mlp, intermediate_size=rules.SHRUNK_WIDTH * attention.num_heads),
+            vocab_multiple=rules.SHRUNK_VOCAB_MULTIPLE,
         )
-
-    def _layer_matmul_weights(self) -> int:
-        heads, kv_heads = self.attention.num_heads, self.attention.kv_heads
-        attention = self.hidden_size * self.head_dim * (2 * heads + 2 * kv_heads)
-        projections = 3 if self.mlp.is_gated else 2
-        return attention + projections * self.hidden_size * self.mlp.intermediate_size
-
-    def _tensor_degrees(self) -> list[int]:
-        heads, kv_heads = self.attention.num_heads, self.attention.kv_heads
-        return [
-            degree
-            for degree in range(1, heads + 1)
-            if heads % degree == 0
-            and (kv_heads % degree == 0 or degree % kv_heads == 0)
-            and self.mlp.intermediate_size % degree == 0
-        ]

@@ -14,10 +14,17 @@ from ds_engine.parallel.norm import make_norm
 from ds_engine.parallel.parameter import normal
 from ds_engine.parallel.random import Dropout
 from ds_engine.parallel.tensor_parallel import TensorParallel
-from ds_engine.pipeline.plan import LayerPlan, LayerSpec
-from models.common.attention import AttentionShape, SelfAttention
+from ds_engine.pipeline.plan import LayerPlan, LayerSpec, Shared
+from models.common.attention import AttentionInit, AttentionShape, SelfAttention
 from models.common.definition import ModelDefinition, PlanOptions
-from models.common.heads import FinalNorm, OutputHead, WordEmbedding, call_as_head
+from models.common.heads import (
+    FinalNorm,
+    OutputHead,
+    WordEmbedding,
+    call_as_head,
+    call_head,
+    embed_tokens,
+)
 from models.common.layer import TransformerLayer
 from models.common.masks import document_mask
 from models.common.mlp import MLP
@@ -57,7 +64,8 @@ class _Prepare:
         self,
         state: TokenInput | HiddenState,
         labels: tuple[Tensor, ...] | None,
-        cache: Any = None,
+        cache: Any,
+        shared: Shared,
     ) -> LayerContext:
         segments = state.segments
         keys = segments if cache is None else cache.key_segments(segments)
@@ -123,8 +131,7 @@ def build_plan(config: GPTConfig, tp: TensorParallel, options: PlanOptions) -> L
             attention=SelfAttention(
                 shape,
                 tp,
-                std=std,
-                output_std=output_std,
+                AttentionInit.gaussian(std, output_std),
                 seed=options.seed,
                 name=f"{name}.attention",
             ),
@@ -135,8 +142,8 @@ def build_plan(config: GPTConfig, tp: TensorParallel, options: PlanOptions) -> L
                 config.mlp.activation,
                 tp,
                 bias=config.mlp.bias,
-                std=std,
-                output_std=output_std,
+                init=normal(std),
+                output_init=normal(output_std),
             ),
             attention_dropout=Dropout(config.hidden_dropout, options.seed, f"{name}.attention"),
             mlp_dropout=Dropout(config.hidden_dropout, options.seed, f"{name}.mlp"),
@@ -151,7 +158,7 @@ def build_plan(config: GPTConfig, tp: TensorParallel, options: PlanOptions) -> L
     total_cost = config.flops_per_token(config.max_sequence_length)
     layer_cost = (total_cost - head_cost) / config.num_layers
     specs = [
-        LayerSpec("embedding", embedding, tied="embedding" if tied else None),
+        LayerSpec("embedding", embedding, tied="embedding" if tied else None, call=embed_tokens),
         LayerSpec("position", positions),
     ]
     for index in range(config.num_layers):
@@ -159,13 +166,13 @@ def build_plan(config: GPTConfig, tp: TensorParallel, options: PlanOptions) -> L
         specs.append(
             LayerSpec(name, lambda name=name: layer(name), cost=layer_cost, recomputable=True)
         )
-    specs.append(LayerSpec("final_norm", lambda: FinalNorm(norm())))
+    specs.append(LayerSpec("final_norm", lambda: FinalNorm(norm(), tp)))
     if tied:
         specs.append(
             LayerSpec("embedding", embedding, head_cost, tied="embedding", call=call_as_head)
         )
     else:
-        specs.append(LayerSpec("head", output, head_cost))
+        specs.append(LayerSpec("head", output, head_cost, call=call_head))
     prepare = _Prepare(config, tp, options)
     return LayerPlan(tuple(specs), prepare, TokenInput, HiddenState, options.seed)
 

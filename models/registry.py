@@ -8,7 +8,9 @@ from typing import Any, Protocol
 from ds_engine.config.reader import did_you_mean, nearest, read_dataclass, show
 from ds_engine.errors import ConfigError
 from ds_engine.parallel.dims import ParallelDims
+from models.bert_config import BertConfig
 from models.config import GPTConfig
+from models.t5_config import T5Config
 
 
 class ModelConfig(Protocol):
@@ -35,20 +37,27 @@ class ModelConfig(Protocol):
         """Longest sequence, tokens."""
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether rows have a second sequence, the decoder's."""
+
+    @property
     def position_limit(self) -> int | None:
         """Positions that the model can tell apart; None: no limit."""
 
     def check(self, dims: ParallelDims) -> list[str]:
         """All reasons why the model cannot be laid out like ``dims``."""
 
-    def check_sequence(self, sequence_length: int) -> list[str]:
-        """Whether the model can read sequences of this length."""
+    def check_sequence(self, sequence_length: int, decoder_length: int | None = None) -> list[str]:
+        """Whether the model can read sequences of this length (and of this in its decoder)."""
 
     def num_parameters(self) -> int:
         """Exact number of parameters, vocabulary not padded."""
 
     def flops_per_token(self, sequence_length: int) -> int:
         """Matrix-multiply FLOPs of one token, forward and backward."""
+
+    def flops_per_sample(self, sequence_length: int, decoder_length: int | None) -> int:
+        """Matrix-multiply FLOPs of one row, forward and backward."""
 
     def padded_vocab_size(self, tensor: int) -> int:
         """Rows of the embedding for a tensor-parallel degree."""
@@ -77,6 +86,8 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "gpt": Family(GPTConfig, "models.gpt", "GPT_DEFINITION"),
+    "t5": Family(T5Config, "models.t5", "T5_DEFINITION"),
+    "bert": Family(BertConfig, "models.bert", "BERT_DEFINITION"),
 }
 
 

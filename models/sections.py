@@ -1,11 +1,18 @@
 """The sections of a model's configuration that families share, without torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ds_engine.config.reader import AboveZero, Positive, Probability, Range, join_path
 
 GATED_ACTIVATIONS = ("swiglu", "geglu", "geglu_tanh")
+
+# The keys that only one type of positions reads.
+POSITION_KEYS: Mapping[str, tuple[str, ...]] = {
+    "rotary": ("rotary_base", "rotary_fraction", "rotary_interleaved", "rotary_scaling"),
+    "relative": ("relative_buckets", "relative_max_distance"),
+}
 
 
 @dataclass(frozen=True)
@@ -118,35 +125,58 @@ class PositionConfig:
 
     Attributes:
         type: "learned" adds a trained vector, "rotary" turns queries and keys (arXiv:2104.09864),
-            "alibi" lowers scores by distance (arXiv:2108.12409), "none" leaves the causal mask.
+            "alibi" lowers scores by distance (arXiv:2108.12409), "relative" adds a trained number
+            to scores for each bucket of distances and head (T5, arXiv:1910.10683), "none" leaves
+            the causal mask.
         rotary_base: Base of the rotary wavelengths.
         rotary_fraction: Share of each head that is turned.
         rotary_interleaved: Whether pairs are neighbours (GPT-J) rather than halves (NeoX, Llama).
         rotary_scaling: Stretching to longer contexts.
+        relative_buckets: Buckets of distances; an encoder has half of them for each direction.
+        relative_max_distance: Distance, tokens, from which on all share the last bucket.
     """
 
-    type: Literal["learned", "rotary", "alibi", "none"] = "learned"
+    type: Literal["learned", "rotary", "alibi", "relative", "none"] = "learned"
     rotary_base: AboveZero = 10000.0
     rotary_fraction: Annotated[float, Range(above=0, maximum=1)] = 1.0
     rotary_interleaved: bool = False
     rotary_scaling: RotaryScalingConfig = field(default_factory=RotaryScalingConfig)
+    relative_buckets: Annotated[int, Range(minimum=4)] = 32
+    relative_max_distance: Positive = 128
 
     def check_fields(self, where: str) -> list[str]:
-        """Rotary keys without rotary positions would be ignored, so they are refused."""
-        if self.type == "rotary":
-            if self.rotary_scaling.type == "yarn" and self.rotary_base <= 1:
-                return [
-                    f"{join_path(where, 'rotary_base')} = {self.rotary_base:g} must be above 1 "
-                    "with rotary_scaling.type = yarn, which divides by its logarithm"
-                ]
-            return []
+        """Keys of positions of another type would be ignored, so they are refused."""
         defaults = PositionConfig()
-        return [
+        problems = [
             f"{join_path(where, name)} is set but {join_path(where, 'type')} = {self.type}; "
-            'remove it, or use the type "rotary"'
-            for name in ("rotary_base", "rotary_fraction", "rotary_interleaved", "rotary_scaling")
-            if getattr(self, name) != getattr(defaults, name)
+            f'remove it, or use the type "{kind}"'
+            for kind, names in POSITION_KEYS.items()
+            for name in names
+            if self.type != kind and getattr(self, name) != getattr(defaults, name)
         ]
+        if self.type == "rotary" and self.rotary_scaling.type == "yarn" and self.rotary_base <= 1:
+            problems.append(
+                f"{join_path(where, 'rotary_base')} = {self.rotary_base:g} must be above 1 "
+                "with rotary_scaling.type = yarn, which divides by its logarithm"
+            )
+        if self.type == "relative":
+            problems += self._check_relative(where)
+        return problems
+
+    def _check_relative(self, where: str) -> list[str]:
+        buckets, distance = self.relative_buckets, self.relative_max_distance
+        if buckets % 2:
+            return [
+                f"{join_path(where, 'relative_buckets')} = {buckets} must be even, because an "
+                f"encoder has half of them for each direction; use {buckets - 1} or {buckets + 1}"
+            ]
+        if distance <= buckets // 2:
+            return [
+                f"{join_path(where, 'relative_max_distance')} = {distance} must be above "
+                f"relative_buckets / 2 = {buckets // 2}: so many distances have a bucket of their "
+                f"own; use at least {buckets // 2 + 1}"
+            ]
+        return []
 
 
 @dataclass(frozen=True)

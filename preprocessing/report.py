@@ -24,6 +24,7 @@ class Report:
         records: records read, good and bad.
         bad: records that lost something: dropped or repaired, but not the empty ones.
         documents: documents kept.
+        sequences: their sequences: sentences or fields, or one a document.
         tokens: their tokens, end-of-document ids included.
         unknown_tokens: tokens that stand for text the tokenizer cannot express.
         kinds: problems by kind.
@@ -35,6 +36,7 @@ class Report:
     records: int = 0
     bad: int = 0
     documents: int = 0
+    sequences: int = 0
     tokens: int = 0
     unknown_tokens: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
@@ -72,6 +74,7 @@ class Report:
             **self.settings,
             "records": self.records,
             "documents": self.documents,
+            "sequences": self.sequences,
             "tokens": self.tokens,
             "unknown_tokens": self.unknown_tokens,
             "bad_records": self.bad,

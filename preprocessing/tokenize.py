@@ -1,22 +1,26 @@
-"""Tokenizers behind one interface: Hugging Face ``tokenizer.json``, GPT-2 files, sentencepiece.
+"""Tokenizers behind one interface: Hugging Face's, GPT-2's and BERT's files, sentencepiece.
 
 Text is only ever text: a document that contains the characters ``<|endoftext|>`` is encoded as
 those characters, never as the end-of-document id. Truncation, padding and added special tokens that
 a tokenizer file may ask for are off: a document is encoded whole and as it is.
 """
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ds_engine.errors import DataError
+from preprocessing.sentencepiece_model import load_sentencepiece
+from preprocessing.vocabulary import WordStyle, check_ids, end_of_document
 
 if TYPE_CHECKING:
     import tokenizers
 
-END_OF_DOCUMENT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+WORDPIECE_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_WORDPIECE_UNKNOWN = "[UNK]"
 
 
 class Tokenizer(Protocol):
@@ -40,6 +44,25 @@ class Tokenizer(Protocol):
     @property
     def unknown_id(self) -> int | None:
         """Id that stands for text the tokenizer cannot express, if it has one."""
+        ...
+
+    @property
+    def special(self) -> frozenset[int]:
+        """Ids of special tokens, such as the end-of-document id."""
+        ...
+
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """Id of each token, special and appended ones included."""
+        ...
+
+    @property
+    def word_style(self) -> WordStyle | None:
+        """How tokens show where words begin; None if that is not known."""
+        ...
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of one token by its name, or None if there is no such token."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -71,6 +94,13 @@ class HuggingFaceTokenizer:
     eod_id: int
     eod_token: str
     unknown_id: int | None
+    special: frozenset[int]
+    vocabulary: Mapping[str, int]
+    word_style: WordStyle | None
+
+    def token_id(self, token: str) -> int | None:
+        """See ``Tokenizer``."""
+        return self.vocabulary.get(token)
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer``."""
@@ -83,40 +113,18 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """See ``Tokenizer``."""
-        _check_ids(ids, self.vocab_size)
+        check_ids(ids, self.vocab_size)
         return str(self.model.decode(list(ids), skip_special_tokens=False))
-
-
-@dataclass(frozen=True)
-class SentencePieceTokenizer:
-    """A sentencepiece ``.model``."""
-
-    model: Any
-    vocab_size: int
-    eod_id: int
-    eod_token: str
-    unknown_id: int | None
-
-    def encode(self, text: str) -> list[int]:
-        """See ``Tokenizer``."""
-        return list(self.model.encode(text, out_type=int))
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """See ``Tokenizer``."""
-        return [self.encode(text) for text in texts]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """See ``Tokenizer``."""
-        _check_ids(ids, self.vocab_size)
-        return str(self.model.decode(list(ids)))
 
 
 def load_tokenizer(path: str | os.PathLike[str], *, eod: str | None = None) -> Tokenizer:
     """Open a tokenizer.
 
     Args:
-        path: a ``tokenizer.json``, a GPT-2 ``vocab.json`` (``merges.txt`` beside it), a
-            sentencepiece ``.model``, or a folder that holds one of them (looked for in this order).
+        path: a ``tokenizer.json``, a GPT-2 ``vocab.json`` (``merges.txt`` beside it), a BERT
+            ``vocab.txt`` (lower case, unless a ``tokenizer_config.json`` beside it says otherwise),
+            a sentencepiece ``.model``, or a folder that holds one of them (looked for in this
+            order).
         eod: token that ends a document; by default the first of ``END_OF_DOCUMENT`` it has.
 
     Raises:
@@ -124,7 +132,7 @@ def load_tokenizer(path: str | os.PathLike[str], *, eod: str | None = None) -> T
     """
     file = _find(Path(path))
     if file.suffix == ".model":
-        tokenizer: Tokenizer = _load_sentencepiece(file, eod)
+        tokenizer: Tokenizer = load_sentencepiece(file, eod)
     else:
         tokenizer = _load_hugging_face(file, eod)
     if tokenizer.eod_id in tokenizer.encode(tokenizer.eod_token):
@@ -144,16 +152,10 @@ def tokenizer_files(path: str | os.PathLike[str]) -> list[Path]:
         DataError: no tokenizer, or a part of one is missing.
     """
     file = _find(Path(path))
-    return [file, _merges(file)] if _is_gpt2(file) else [file]
-
-
-def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise DataError(
-                f"token {token} is not in the tokenizer, whose ids are 0 to {vocab_size - 1}; use "
-                "the tokenizer that made the data"
-            )
+    if _is_gpt2(file):
+        return [file, _merges(file)]
+    settings = file.with_name("tokenizer_config.json")
+    return [file, settings] if _is_wordpiece(file) and settings.is_file() else [file]
 
 
 def _find(path: Path) -> Path:
@@ -161,15 +163,15 @@ def _find(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise DataError(f"tokenizer {path} does not exist")
-    for name in ("tokenizer.json", "vocab.json"):
+    for name in ("tokenizer.json", "vocab.json", "vocab.txt"):
         if (path / name).is_file():
             return path / name
     models = sorted(path.glob("*.model"))
     if len(models) == 1:
         return models[0]
     raise DataError(
-        f"folder {path} holds no tokenizer.json, no vocab.json with merges.txt, and {len(models)} "
-        ".model files where one is needed; name the file"
+        f"folder {path} holds no tokenizer.json, no vocab.json with merges.txt, no vocab.txt, and "
+        f"{len(models)} .model files where one is needed; name the file"
     )
 
 
@@ -179,26 +181,49 @@ def _load_hugging_face(file: Path, eod: str | None) -> HuggingFaceTokenizer:
     try:
         if _is_gpt2(file):
             model = _gpt2(file)
+        elif _is_wordpiece(file):
+            model = _wordpiece(file)
         else:
             model = tokenizers.Tokenizer.from_file(str(file))
     except DataError:
         raise
     except Exception as error:  # the library raises plain Exception
-        raise DataError(f"{file} is not a tokenizer.json: {error}") from error
+        kind = "a BERT vocabulary" if _is_wordpiece(file) else "a tokenizer.json"
+        raise DataError(f"{file} is not {kind}: {error}") from error
     vocabulary = model.get_vocab(with_added_tokens=True)
-    token = _end_of_document(file, eod, vocabulary)
+    token = end_of_document(file, eod, vocabulary)
     model.add_special_tokens([token])  # a no-op if it is one: special tokens are not found in text
     model.encode_special_tokens = True
     model.no_truncation()
     model.no_padding()
-    unknown = getattr(model.model, "unk_token", None)
+    unknown = vocabulary.get(getattr(model.model, "unk_token", None) or "")
+    added = model.get_added_tokens_decoder()
     return HuggingFaceTokenizer(
         model=model,
         vocab_size=max(vocabulary.values()) + 1,  # ids may have holes
         eod_id=vocabulary[token],
         eod_token=token,
-        unknown_id=vocabulary.get(unknown) if unknown else None,
+        unknown_id=unknown,
+        special=frozenset(
+            {number for number, item in added.items() if item.special}
+            | ({unknown} if unknown is not None else set())
+        ),
+        vocabulary=vocabulary,
+        word_style=_word_style(model),
     )
+
+
+def _word_style(model: "tokenizers.Tokenizer") -> WordStyle | None:
+    """Tell the style from the model and the parts around it, which show themselves as JSON."""
+    from tokenizers import models
+
+    if isinstance(model.model, models.WordPiece):
+        return "wordpiece"
+    parts = (model.normalizer, model.pre_tokenizer, model.decoder)
+    shown = [part.__getstate__().decode() for part in parts if part is not None]
+    if any('"ByteLevel"' in text for text in shown):
+        return "byte_level"
+    return "metaspace" if any("\u2581" in text for text in shown) else None
 
 
 def _is_gpt2(file: Path) -> bool:
@@ -223,39 +248,59 @@ def _gpt2(file: Path) -> "tokenizers.Tokenizer":
     return model
 
 
-def _load_sentencepiece(file: Path, eod: str | None) -> SentencePieceTokenizer:
-    try:
-        import sentencepiece
-    except ImportError as error:
+def _is_wordpiece(file: Path) -> bool:
+    return file.name.endswith("vocab.txt")
+
+
+def _wordpiece(file: Path) -> "tokenizers.Tokenizer":
+    from tokenizers import models
+
+    path = file.with_name("tokenizer_config.json")
+    settings: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is not JSON: {error}") from error
+        if not isinstance(settings, dict):
+            raise DataError(f"{path} holds a {type(settings).__name__}, not an object")
+    vocabulary = models.WordPiece.read_file(str(file))
+    if _WORDPIECE_UNKNOWN not in vocabulary:
         raise DataError(
-            f"{file} needs sentencepiece: pip install 'ds-engine[sentencepiece]'"
-        ) from error
-    try:
-        model = sentencepiece.SentencePieceProcessor(model_file=str(file))
-    except (OSError, RuntimeError) as error:
-        raise DataError(f"{file} is not a sentencepiece model: {error}") from error
-    size = model.get_piece_size()
-    vocabulary = {model.id_to_piece(number): number for number in range(size)}
-    token = _end_of_document(file, eod, vocabulary)
-    unknown = model.unk_id()
-    return SentencePieceTokenizer(
-        model=model,
-        vocab_size=size,
-        eod_id=vocabulary[token],
-        eod_token=token,
-        unknown_id=unknown if unknown >= 0 else None,
+            f"{file} has no line {_WORDPIECE_UNKNOWN}, so it is not a BERT vocabulary of one token "
+            "a line"
+        )
+    return build_wordpiece(
+        vocabulary,
+        lowercase=bool(settings.get("do_lower_case", True)),
+        strip_accents=settings.get("strip_accents"),
+        split_chinese=bool(settings.get("tokenize_chinese_chars", True)),
     )
 
 
-def _end_of_document(file: Path, eod: str | None, vocabulary: dict[str, int]) -> str:
-    if eod is not None:
-        if eod not in vocabulary:
-            raise DataError(f"{file} has no token {eod!r}; give one of its tokens as --eod")
-        return eod
-    for token in END_OF_DOCUMENT:
-        if token in vocabulary:
-            return token
-    raise DataError(
-        f"{file} has none of the usual end-of-document tokens {', '.join(END_OF_DOCUMENT)}; name "
-        "its own with --eod"
+def build_wordpiece(
+    vocabulary: dict[str, int],
+    *,
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    split_chinese: bool = True,
+) -> "tokenizers.Tokenizer":
+    """Return BERT's tokenizer for a vocabulary.
+
+    Args:
+        vocabulary: id of each piece; a piece that goes on with a word begins with ``##``.
+        lowercase: lower-case text first.
+        strip_accents: remove accents; None: as ``lowercase``.
+        split_chinese: each Chinese character is a word.
+    """
+    from tokenizers import Tokenizer as Model
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    model = Model(models.WordPiece(vocabulary, unk_token=_WORDPIECE_UNKNOWN))
+    model.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=split_chinese
     )
+    model.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    model.decoder = decoders.WordPiece(prefix="##")
+    model.add_special_tokens([token for token in WORDPIECE_TOKENS if token in vocabulary])
+    return model

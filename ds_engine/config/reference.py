@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,19 @@ class KeyReference:
         kind: Kind and limits of its value, in words.
         default: Default as JSON, "required", or "" for an object with keys of its own.
         text: What it means.
+        owners: Model families that have it, where not all do or it differs; empty: all.
     """
 
     path: str
     kind: str
     default: str
     text: str
+    owners: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The path, and its owners where that matters: "`model.norm_first` (bert)"."""
+        return f"`{self.path}`" + (f" ({', '.join(self.owners)})" if self.owners else "")
 
 
 def reference(cls: "type[DataclassInstance]", where: str = "") -> list[KeyReference]:
@@ -48,10 +56,30 @@ def reference(cls: "type[DataclassInstance]", where: str = "") -> list[KeyRefere
     return rows
 
 
+def merge(references: Mapping[str, list[KeyReference]]) -> list[KeyReference]:
+    """The keys of several classes that stand in one place, such as the model families.
+
+    What is the same for all is one row; what differs, or not all have, says whose it is. Rows of
+    one path stand together.
+
+    Args:
+        references: The keys of each class by its name.
+    """
+    owners: dict[str, dict[KeyReference, list[str]]] = {}
+    for owner, rows in references.items():
+        for row in rows:
+            owners.setdefault(row.path, {}).setdefault(row, []).append(owner)
+    return [
+        row if len(names) == len(references) else dataclasses.replace(row, owners=tuple(names))
+        for variants in owners.values()
+        for row, names in variants.items()
+    ]
+
+
 def markdown(rows: list[KeyReference]) -> str:
     """The rows as a Markdown table."""
     lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{row.path}` | {row.kind} | {row.default} | {row.text} |" for row in rows]
+    lines += [f"| {row.name} | {row.kind} | {row.default} | {row.text} |" for row in rows]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ Two sections stay plain dictionaries here: ``model``, read by its family's own c
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ds_engine.config.objective import ObjectiveConfig
 from ds_engine.config.reader import (
     AboveZero,
     Count,
@@ -76,16 +77,23 @@ class DataConfig:
     """What the model reads.
 
     Attributes:
-        sequence_length: Tokens in one sample.
+        sequence_length: Tokens in one sample; for t5 of its encoder.
+        decoder_sequence_length: Tokens of the decoder in one sample, t5 only; null: for
+            "span_corruption" what the longest text that fits the encoder needs, rounded up to a
+            multiple of 8.
+        objective: What the model learns to predict.
         train: Training sources, blended by weight.
         validation: Validation sources; none: no evaluation.
-        tokenizer: Path of the tokenizer file or folder; needed for generation only.
+        tokenizer: Path of the tokenizer file or folder; needed for generation, and by every
+            objective but "causal_lm".
         isolate_documents: Whether packed documents cannot attend to each other; positions then
-            restart at each document.
+            restart at each document. False for "causal_lm" and "masked_lm" without sentences only.
         prefetch: Batches prepared ahead by the loader's thread; 0: none.
     """
 
     sequence_length: Positive
+    decoder_sequence_length: Positive | None = None
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: tuple[SourceConfig, ...] = ()
     validation: tuple[SourceConfig, ...] = ()
     tokenizer: str | None = None
@@ -206,11 +214,14 @@ class CheckpointConfig:
             `checkpoints/step_00000100`.
         every: Optimizer steps between checkpoints; 0: only at the end.
         keep_last: Complete checkpoints kept, newest first; null: all.
+        initialize_from: Run folder or checkpoint folder whose weights a new run starts from, to
+            fine-tune; a run that goes on takes its own. null: random weights.
     """
 
     directory: str
     every: Count = 1000
     keep_last: Positive | None = 3
+    initialize_from: str | None = None
 
 
 @dataclass(frozen=True)

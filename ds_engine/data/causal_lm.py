@@ -4,39 +4,22 @@ Shapes: ``S`` sequence length; every array of a row is ``(S,)``.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ds_engine.data.samples import Sample
-
-IntArray = npt.NDArray[np.int64]
-
-
-class Row(NamedTuple):
-    """One sample, ready to be stacked into a batch.
-
-    Attributes:
-        tokens: (S,) input ids.
-        positions: (S,) position of each token, from 0.
-        segments: (S,) number of the document within the row, from 0; tokens see only their own.
-        labels: (S,) the next token of each token.
-        loss_mask: (S,) float32, 1 where the label counts and 0 where it does not.
-    """
-
-    tokens: IntArray
-    positions: IntArray
-    segments: IntArray
-    labels: IntArray
-    loss_mask: npt.NDArray[np.float32]
+from ds_engine.data.indexed import IndexedDataset
+from ds_engine.data.objective import Row
+from ds_engine.data.samples import Sample, SequentialSamples, ShuffledSamples
 
 
 @dataclass(frozen=True, slots=True)
 class CausalLM:
     """Predict each next token.
 
+    A row reads ``(tokens, positions, segments)`` and predicts ``(labels, loss_mask)``.
+
     Attributes:
+        sequence_length: ``S``.
         isolate_documents: documents packed into one row do not see each other: segments count them,
             positions restart at each, and the label that crosses from the last token of a document
             to the first of the next does not count. Otherwise the row is one stream: segment 0,
@@ -44,9 +27,23 @@ class CausalLM:
             search for an end-of-document id, so they are exact for any data.
     """
 
+    sequence_length: int
     isolate_documents: bool = True
 
-    def __call__(self, sample: Sample) -> Row:
+    def samples(self, data: IndexedDataset, *, seed: int) -> ShuffledSamples:
+        """Pieces of the shuffled stream, each with the first token of the next."""
+        return ShuffledSamples(data, sequence_length=self.sequence_length, seed=seed)
+
+    def validation(self, data: IndexedDataset) -> SequentialSamples:
+        """Pieces in file order."""
+        return SequentialSamples(data, sequence_length=self.sequence_length)
+
+    def empty(self) -> Sample:
+        """See ``Objective``."""
+        size = self.sequence_length + 1
+        return Sample(np.zeros(size, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
+
+    def __call__(self, sample: Sample, number: int = 0) -> Row:
         """Return the row of ``sample``. Padding forms a segment of its own without loss."""
         size = len(sample.tokens) - 1
         loss_mask = np.zeros(size, dtype=np.float32)
@@ -62,4 +59,4 @@ class CausalLM:
             np.cumsum(segments, out=segments)
             first = np.concatenate(([0], starts))
             positions -= first[segments]
-        return Row(sample.tokens[:-1], positions, segments, sample.tokens[1:], loss_mask)
+        return Row((sample.tokens[:-1], positions, segments), (sample.tokens[1:], loss_mask))

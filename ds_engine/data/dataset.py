@@ -13,7 +13,7 @@ import numpy as np
 
 from ds_engine.data.blend import Blend
 from ds_engine.data.indexed import IndexedDataset
-from ds_engine.data.samples import Sample, SequentialSamples, ShuffledSamples
+from ds_engine.data.objective import Objective, TrainingSamples, ValidationSamples
 from ds_engine.errors import DataError
 
 _TOKENS_CHECKED = 1 << 20  # at the head of each source, before the first step
@@ -76,7 +76,7 @@ class BlendedDataset:
 
     def __init__(
         self,
-        samples: Sequence[ShuffledSamples],
+        samples: Sequence[TrainingSamples],
         *,
         blend_state: BlendState,
         vocab_size: int | None,
@@ -90,7 +90,7 @@ class BlendedDataset:
         self._before = tuple(blend_state.consumed.get(path, 0) for path in self.paths)
         self._vocab_size = vocab_size
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Any:
         """Return sample ``index``.
 
         Raises:
@@ -124,7 +124,7 @@ class BlendedDataset:
         """Return how many epochs of each source the first ``samples`` global samples cover."""
         counts = self.consumed(samples)
         return {
-            path: counts[path] * source.sequence_length / source.num_tokens
+            path: counts[path] / source.epoch_samples
             for path, source in zip(self.paths, self._samples, strict=True)
         }
 
@@ -141,10 +141,14 @@ class ValidationDataset:
     """
 
     def __init__(
-        self, sources: Sequence[tuple[str, SequentialSamples]], *, vocab_size: int | None
+        self,
+        sources: Sequence[tuple[str, ValidationSamples]],
+        *,
+        empty: Any,
+        vocab_size: int | None,
     ) -> None:
         """Combine opened sources; use ``build_validation`` to open them."""
-        self._sources = tuple(sources)
+        self._sources, self._empty = tuple(sources), empty
         self._vocab_size = vocab_size
         # Sample j of a source with n samples belongs at (j + 1/2)/n of the way: the first batches
         # are a fair cut through all sources even if the evaluation stops early.
@@ -158,7 +162,7 @@ class ValidationDataset:
     def __len__(self) -> int:
         return len(self._which)
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Any:
         """Return sample ``index``; past the end, one without a valid token.
 
         Raises:
@@ -167,8 +171,7 @@ class ValidationDataset:
         if index < 0:
             raise IndexError(f"sample {index}: samples are numbered from 0")
         if index >= len(self):
-            size = self._sources[0][1].sequence_length + 1
-            return Sample(np.zeros(size, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
+            return self._empty
         path, samples = self._sources[int(self._which[index])]
         number = int(self._number[index])
         sample = samples[number]
@@ -178,8 +181,8 @@ class ValidationDataset:
 
 def build_dataset(
     sources: Sequence[Source],
+    objective: Objective,
     *,
-    sequence_length: int,
     seed: int,
     vocab_size: int | None = None,
     state: Mapping[str, Any] | None = None,
@@ -189,7 +192,7 @@ def build_dataset(
 
     Args:
         sources: paths and weights.
-        sequence_length: ``S``.
+        objective: says what a sample is.
         seed: seeds the order of documents and samples.
         vocab_size: size of the model's vocabulary; None: ids are not checked.
         state: ``BlendedDataset.state()`` of the checkpoint, or None for a new run.
@@ -202,10 +205,7 @@ def build_dataset(
     """
     _check_paths(sources)
     weighted = tuple((source.path, float(source.weight)) for source in sources)
-    opened = [
-        ShuffledSamples(_open(path, vocab_size), sequence_length=sequence_length, seed=seed)
-        for path, _ in weighted
-    ]
+    opened = [objective.samples(_open(path, vocab_size), seed=seed) for path, _ in weighted]
     blend_state = BlendState(0, weighted, {})
     if state is not None:
         blend_state = BlendState.from_dict(state)
@@ -216,7 +216,7 @@ def build_dataset(
 
 
 def build_validation(
-    sources: Sequence[Source], *, sequence_length: int, vocab_size: int | None = None
+    sources: Sequence[Source], objective: Objective, *, vocab_size: int | None = None
 ) -> ValidationDataset:
     """Open the validation sources of a run.
 
@@ -231,13 +231,9 @@ def build_validation(
             "out"
         )
     opened = [
-        (
-            source.path,
-            SequentialSamples(_open(source.path, vocab_size), sequence_length=sequence_length),
-        )
-        for source in sources
+        (source.path, objective.validation(_open(source.path, vocab_size))) for source in sources
     ]
-    return ValidationDataset(opened, vocab_size=vocab_size)
+    return ValidationDataset(opened, empty=objective.empty(), vocab_size=vocab_size)
 
 
 def _consumed(old: BlendState, samples: int) -> dict[str, int]:
@@ -271,8 +267,8 @@ def _open(path: str, vocab_size: int | None) -> IndexedDataset:
     return data
 
 
-def _check_ids(sample: Sample, vocab_size: int | None, path: str, number: int) -> None:
-    if vocab_size is not None:
+def _check_ids(sample: Any, vocab_size: int | None, path: str, number: int) -> None:
+    if vocab_size is not None and len(sample.tokens):
         low, high = int(sample.tokens.min()), int(sample.tokens.max())
         _raise_if_outside(low, high, vocab_size, f"{path}.bin, sample {number}")
 

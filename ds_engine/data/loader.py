@@ -8,54 +8,27 @@ Shapes: ``B`` micro-batch size, ``S`` sequence length.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from ds_engine.data.causal_lm import Row
-from ds_engine.data.samples import Sample
+from ds_engine.data.objective import Row
 from ds_engine.errors import ConfigError
 
-
-class Inputs(NamedTuple):
-    """What a model reads; all int64.
-
-    Attributes:
-        tokens: (B, S) ids.
-        positions: (B, S) position of each token in its document.
-        segments: (B, S) number of the document within the row.
-        sample_ids: (B,) global sample numbers, unique over the run: they seed dropout.
-    """
-
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    segments: torch.Tensor
-    sample_ids: torch.Tensor
-
-
-class Targets(NamedTuple):
-    """What a loss reads.
-
-    Attributes:
-        labels: (B, S) int64, the next token.
-        loss_mask: (B, S) float32 in {0, 1}.
-    """
-
-    labels: torch.Tensor
-    loss_mask: torch.Tensor
-
-
-Batch = tuple[Inputs, Targets]
+Tensors = tuple[torch.Tensor, ...]
+# (what the model reads, sample numbers last; labels and weights of each loss term in turn)
+Batch = tuple[Tensors, Tensors]
 
 
 class Dataset(Protocol):
     """Anything that gives sample ``i``; it must be safe to read from a thread."""
 
-    def __getitem__(self, index: int, /) -> Sample:
+    def __getitem__(self, index: int, /) -> Any:
         """Return sample ``index``."""
         ...
 
@@ -74,7 +47,7 @@ class BatchLoader:
     def __init__(
         self,
         dataset: Dataset,
-        objective: Callable[[Sample], Row],
+        objective: Callable[[Any, int], Row],
         *,
         micro_batch_size: int,
         data_parallel_rank: int,
@@ -85,7 +58,7 @@ class BatchLoader:
 
         Args:
             dataset: gives sample ``i``.
-            objective: turns a sample into a row.
+            objective: turns a sample and its number into a row.
             micro_batch_size: samples in a micro-batch.
             data_parallel_rank: rank in 0..data_parallel_size-1.
             data_parallel_size: number of data-parallel ranks.
@@ -180,9 +153,11 @@ class BatchLoader:
         return [self._micro_batch(range(begin, begin + size)) for begin in begins]
 
     def _micro_batch(self, samples: range) -> Batch:
-        rows = [self._objective(self._dataset[index]) for index in samples]
-        tokens, positions, segments, labels, loss_mask = (
-            torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True)
-        )
+        rows = [self._objective(self._dataset[index], index) for index in samples]
         sample_ids = torch.arange(samples.start, samples.stop, dtype=torch.int64)
-        return Inputs(tokens, positions, segments, sample_ids), Targets(labels, loss_mask)
+        inputs = _stacked([row.inputs for row in rows])
+        return (*inputs, sample_ids), _stacked([row.targets for row in rows])
+
+
+def _stacked(rows: Sequence[tuple[npt.NDArray[Any], ...]]) -> Tensors:
+    return tuple(torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True))

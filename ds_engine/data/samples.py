@@ -3,7 +3,8 @@
 Training. The documents of each epoch are put in an order drawn from (seed, epoch) and joined to a
 stream of ``T`` tokens an epoch. Piece ``j`` is the tokens ``j*S .. j*S+S`` of that endless stream:
 ``S + 1`` tokens, of which the last is the first of the next piece, so that each token is predicted
-once an epoch. Pieces run across the end of an epoch; no token is dropped. Sample ``i`` lies in
+once an epoch. With ``overlap = 0``, for objectives that predict words of the piece itself, it is
+``S`` tokens. Pieces run across the end of an epoch; no token is dropped. Sample ``i`` lies in
 epoch ``e = i*S // T`` and is one of the pieces that start in that epoch, in an order drawn from
 (seed, e).
 
@@ -33,10 +34,10 @@ class Sample:
     """The tokens of one sample and where documents start in it.
 
     Attributes:
-        tokens: (S+1,) int64 ids; the ids past ``num_valid`` are padding.
+        tokens: (S + overlap,) int64 ids; the ids past ``num_valid`` are padding.
         starts: sorted int64 offsets in 0..num_valid-1 at which a document begins. Offset 0 is
             listed only if a document really begins there.
-        num_valid: number of real tokens; S+1 except for the end of a validation set.
+        num_valid: number of real tokens; all except at the end of a validation set.
     """
 
     tokens: IntArray
@@ -108,10 +109,12 @@ class ShuffledSamples:
 
     Attributes:
         num_tokens: tokens in one epoch.
-        sequence_length: ``S``; a sample has ``S + 1`` tokens.
+        sequence_length: ``S``; a sample has ``S + overlap`` tokens.
     """
 
-    def __init__(self, data: IndexedDataset, *, sequence_length: int, seed: int) -> None:
+    def __init__(
+        self, data: IndexedDataset, *, sequence_length: int, seed: int, overlap: int = 1
+    ) -> None:
         """Read the document boundaries of ``data``.
 
         Raises:
@@ -123,8 +126,14 @@ class ShuffledSamples:
         self._seed = seed
         self._epochs: dict[int, _Epoch] = {}
         self._lock = threading.Lock()
+        self._overlap = overlap
         self.num_tokens = data.num_tokens
         self.sequence_length = sequence_length
+
+    @property
+    def epoch_samples(self) -> float:
+        """Samples in one epoch."""
+        return self.num_tokens / self.sequence_length
 
     def __getitem__(self, index: int) -> Sample:
         if index < 0:
@@ -139,7 +148,7 @@ class ShuffledSamples:
 
     def _piece(self, piece: int) -> Sample:
         epoch, position = divmod(piece * self.sequence_length, self.num_tokens)
-        missing = self.sequence_length + 1
+        missing = self.sequence_length + self._overlap
         tokens = np.empty(missing, dtype=np.int64)
         starts: list[int] = []
         while missing:
@@ -200,18 +209,21 @@ class ShuffledSamples:
 class SequentialSamples:
     """The samples of a validation set: file order, no shuffle, each token predicted at most once.
 
-    Sample ``i`` is the tokens ``i*S .. i*S+S``. The last one is padded with id 0 (``num_valid``
-    says from where), so that even a set shorter than one sample counts whole.
+    Sample ``i`` is the tokens ``i*S .. i*S+S`` (with ``overlap = 0`` one less). The last one is
+    padded with id 0 (``num_valid`` says from where), so that even a set shorter than one sample
+    counts whole.
     """
 
-    def __init__(self, data: IndexedDataset, *, sequence_length: int) -> None:
+    def __init__(self, data: IndexedDataset, *, sequence_length: int, overlap: int = 1) -> None:
         """Read the document boundaries of ``data``.
 
         Raises:
-            DataError: fewer than two tokens (nothing to predict), or ids that are not integers.
+            DataError: no more tokens than ``overlap`` (nothing to predict), or ids that are not
+                integers.
         """
         _check(data, sequence_length)
-        if data.num_tokens < 2:
+        self._overlap = overlap
+        if data.num_tokens < 1 + overlap:
             raise DataError(f"{data.prefix} holds one token; predicting the next needs two")
         self._tokens = data.tokens
         # Empty documents would list their start twice.
@@ -220,13 +232,13 @@ class SequentialSamples:
         self.num_tokens = data.num_tokens
 
     def __len__(self) -> int:
-        return (self.num_tokens - 2) // self.sequence_length + 1
+        return (self.num_tokens - 1 - self._overlap) // self.sequence_length + 1
 
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index}: the set has {len(self)} samples")
         begin = index * self.sequence_length
-        tokens = np.zeros(self.sequence_length + 1, dtype=np.int64)
+        tokens = np.zeros(self.sequence_length + self._overlap, dtype=np.int64)
         found = self._tokens[begin : begin + len(tokens)]
         tokens[: len(found)] = found
         low, high = np.searchsorted(self._starts, (begin, begin + len(found)))

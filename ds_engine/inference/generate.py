@@ -9,25 +9,37 @@ Legend: ``B`` batch, ``S`` sequence, ``V`` words.
 
 from __future__ import annotations
 
-import contextlib
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from ds_engine.errors import ConfigError, DataError, DsEngineError, LaunchError
+from ds_engine.errors import ConfigError
+from ds_engine.inference.beam import Beam, BeamSettings, beam_search, check_beams
+from ds_engine.inference.decoding import (
+    OnToken,
+    check_model,
+    check_together,
+    check_words,
+    decode,
+    evaluation,
+    vocab_size,
+)
 from ds_engine.inference.kv_cache import KVCache
-from ds_engine.inference.sampling import GenerationSettings, choose, row_generators
-from ds_engine.parallel.collectives import all_gather
-from ds_engine.parallel.init import derive_seed
+from ds_engine.inference.padding import left_padded
+from ds_engine.inference.sampling import GenerationSettings
 from ds_engine.parallel.tensor_parallel import TensorParallel
 from ds_engine.pipeline.sequential import SequentialModel
 
-__all__ = ["GenerationSettings", "OnToken", "generate", "left_padded"]
-
-OnToken = Callable[[int, int], None]
+__all__ = [
+    "GenerationSettings",
+    "OnToken",
+    "evaluation",
+    "generate",
+    "generate_beams",
+    "left_padded",
+    "vocab_size",
+]
 
 
 def generate(
@@ -65,96 +77,80 @@ def generate(
         LaunchError: the ranks were given different arguments.
         NumericsError: the model predicts NaN or inf.
     """
-    device = next(model.parameters()).device
-    rows: list[list[int]] = []
-    problem: DsEngineError | None = None
-    try:
-        rows = _checked(prompts, settings, tp, vocab_size(model), max_sequence_length)
-    except DsEngineError as error:
-        problem = error
-    # Before raising: a rank that raises alone would leave its peers waiting.
-    _check_agreement((rows, str(problem), settings), tp, device)
-    if problem is not None:
-        raise problem
+    rows = check_together(
+        lambda: _checked(prompts, settings, tp, vocab_size(model), max_sequence_length),
+        settings,
+        tp,
+        _device(model),
+    )
     if not rows:
         return []
-    batch, longest = len(rows), max(map(len, rows))
-    # The last new word is never read again, so this is one position more than can be needed.
-    cache = KVCache(batch, longest + settings.max_new_tokens)
-    generators = row_generators(settings.seed, batch)
-    results: list[list[int]] = [[] for _ in rows]
-    running = set(range(batch))
-    seen: Tensor | None = None
-    with evaluation(model), torch.no_grad():
-        inputs = left_padded(rows, device)
-        for _ in range(settings.max_new_tokens):
-            logits = model(inputs, None, cache)[:, -1].float()
-            if settings.repetition_penalty != 1:
-                seen = _seen(rows, logits) if seen is None else seen
-            chosen = _agree(choose(logits, settings, generators, seen), tp)
-            for row, token in enumerate(chosen.tolist()):
-                if row not in running:
-                    continue
-                if token in settings.stop_ids:
-                    running.discard(row)
-                    continue
-                results[row].append(token)
-                if on_token is not None:
-                    on_token(row, token)
-            if not running:
-                break
-            if seen is not None:
-                seen.scatter_(1, chosen[:, None], value=True)
-            _, positions, segments, sample_ids = inputs
-            inputs = (
-                chosen[:, None],
-                positions[:, -1:] + 1,
-                torch.zeros_like(segments[:, -1:]),
-                sample_ids,
-            )
-    return results
+    with evaluation(model):
+        return decode(PromptReader(model, rows, settings.max_new_tokens), settings, tp, on_token)
 
 
-def left_padded(
-    prompts: Sequence[Sequence[int]], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens, positions and segments (B, S) and sample numbers (B,) of a batch of prompts.
+def generate_beams(
+    model: SequentialModel,
+    prompts: Sequence[Sequence[int]],
+    settings: GenerationSettings,
+    beams: BeamSettings,
+    tp: TensorParallel,
+    *,
+    max_sequence_length: int | None,
+) -> list[Beam]:
+    """Find each prompt's likeliest continuation by beam search; see ``generate`` and ``beam``.
+
+    Raises:
+        ConfigError: as ``generate``; also for settings that do not go with beams.
+        DataError, LaunchError, NumericsError: as ``generate``.
+    """
+
+    def check() -> list[list[int]]:
+        check_beams(settings, beams, vocab_size(model))
+        return _checked(prompts, settings, tp, vocab_size(model), max_sequence_length)
+
+    rows = check_together(check, (settings, beams), tp, _device(model))
+    if not rows:
+        return []
+    with evaluation(model):
+        reader = PromptReader(model, rows, settings.max_new_tokens)
+        return beam_search(reader, settings, beams, tp)
+
+
+class PromptReader:
+    """Reads prompts, then a word a row; see ``ds_engine.inference.decoding.Reader``.
 
     Args:
-        prompts: not empty, none of them empty; S is the longest.
-        device: of the tensors.
+        model: decoder-only.
+        prompts: checked word numbers.
+        max_new_tokens: most words that will be added.
     """
-    batch, longest = len(prompts), max(map(len, prompts))
-    tokens = torch.zeros(batch, longest, dtype=torch.long)
-    for row, prompt in zip(tokens, prompts, strict=True):
-        row[longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-    padding = torch.tensor([longest - len(prompt) for prompt in prompts])
-    positions = torch.arange(longest) - padding[:, None]
-    segments = torch.where(positions < 0, -1, 0)
-    parts = (tokens, positions.clamp(min=0), segments, torch.arange(batch))
-    tokens, positions, segments, sample_ids = (part.to(device) for part in parts)
-    return tokens, positions, segments, sample_ids
+
+    def __init__(
+        self, model: SequentialModel, prompts: Sequence[Sequence[int]], max_new_tokens: int
+    ) -> None:
+        self.written = prompts
+        self._model = model
+        # The last new word is never read again, so this is one position more than can be needed.
+        self._cache = KVCache(len(prompts), max(map(len, prompts)) + max_new_tokens)
+        self._inputs: tuple[Tensor, ...] = left_padded(prompts, _device(model))
+
+    def read(self, tokens: Tensor | None) -> Tensor:
+        """See ``Reader``."""
+        if tokens is not None:
+            _, positions, segments, sample_ids = self._inputs
+            text = torch.zeros_like(segments[:, -1:])
+            self._inputs = (tokens[:, None], positions[:, -1:] + 1, text, sample_ids)
+        return self._model(self._inputs, None, self._cache)[:, -1].float()
+
+    def reorder(self, rows: Tensor) -> None:
+        """See ``Reader``."""
+        self._cache.reorder(rows)
+        self._inputs = tuple(part.index_select(0, rows) for part in self._inputs)
 
 
-def vocab_size(model: nn.Module) -> int | None:
-    """Number of real words, without padding, from the model's own description of its tables.
-
-    None: no parameter of the model has a vocabulary dimension.
-    """
-    specs = (getattr(parameter, "spec", None) for parameter in model.parameters())
-    return next((spec.valid for spec in specs if spec is not None and spec.valid), None)
-
-
-@contextlib.contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode, and give each module its own mode back afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+def _device(model: SequentialModel) -> torch.device:
+    return next(model.parameters()).device
 
 
 def _checked(
@@ -165,19 +161,8 @@ def _checked(
     max_sequence_length: int | None,
 ) -> list[list[int]]:
     """The prompts as plain lists, or the reason why they cannot be continued."""
-    if tp.scatters_sequence:
-        raise ConfigError(
-            "parallel.sequence = true cannot generate: a single new token cannot be cut into "
-            f"{tp.size} parts; build the model with tensor_parallel(sequence_parallel=False), "
-            "whose weights are the same"
-        )
-    rows = [_words(number, prompt, words) for number, prompt in enumerate(prompts)]
-    for token in settings.stop_ids:
-        if words is not None and token >= words:
-            raise ConfigError(
-                f"generation.stop_ids holds {token}, which the model can never predict: its "
-                f"model.vocab_size = {words}; use numbers below that"
-            )
+    check_model(settings, tp, words)
+    rows = [check_words(number, prompt, words) for number, prompt in enumerate(prompts)]
     for number, row in enumerate(rows):
         needed = len(row) + settings.max_new_tokens
         if max_sequence_length is not None and needed > max_sequence_length:
@@ -190,60 +175,3 @@ def _checked(
                 "shorten the prompt"
             )
     return rows
-
-
-def _words(number: int, prompt: Sequence[int], words: int | None) -> list[int]:
-    if isinstance(prompt, str):
-        raise DataError(f"prompt {number} is text; turn it into token numbers with the tokenizer")
-    if len(prompt) == 0:
-        raise DataError(
-            f"prompt {number} is empty, and a model can only continue something; give it at least "
-            "one token, for example the tokenizer's end-of-text token"
-        )
-    try:
-        row = [operator.index(token) for token in prompt]
-    except TypeError as error:
-        raise DataError(f"prompt {number} must hold whole numbers: {error}") from error
-    for place, token in enumerate(row):
-        if token < 0 or (words is not None and token >= words):
-            limit = "" if words is None else f" and below model.vocab_size = {words}"
-            raise DataError(
-                f"token {place} of prompt {number} is {token}, but words are numbered from 0"
-                f"{limit}; encode the prompt with the tokenizer that the model was trained with"
-            )
-    return row
-
-
-def _seen(rows: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
-    """(B, V) bool: the words of each prompt, padding not counted."""
-    seen = torch.zeros(logits.shape, dtype=torch.bool)
-    for row, prompt in zip(seen, rows, strict=True):
-        row[torch.tensor(prompt)] = True
-    return seen.to(logits.device)
-
-
-def _agree(chosen: Tensor, tp: TensorParallel) -> Tensor:
-    """The words that tensor-parallel rank 0 chose.
-
-    All ranks hold the same gathered logits, but each runs its own kernels on them, and sums inside
-    the model may be rounded otherwise on another rank. One different word would let the caches
-    drift apart without an error, or let one rank stop while the others wait for it for ever; B
-    integers a step make both impossible.
-    """
-    if tp.active:
-        chosen = chosen.contiguous()
-        dist.broadcast(chosen, group=tp.group, group_src=0)
-    return chosen
-
-
-def _check_agreement(arguments: object, tp: TensorParallel, device: torch.device) -> None:
-    if not tp.active:
-        return
-    digest = torch.tensor([derive_seed(repr(arguments))], device=device)
-    digests = all_gather(digest, tp, 0)
-    if bool((digests != digests[0]).any()):
-        raise LaunchError(
-            "the ranks of a tensor-parallel group were asked to continue different prompts, or "
-            "with different settings; give all of them the same, for example with "
-            "torch.distributed.broadcast_object_list"
-        )

@@ -1,10 +1,12 @@
 """Keys and values of all positions so far, so that each new token costs one position.
 
-Legend: ``B`` batch, ``S`` positions of this call, ``K`` positions so far, ``M`` key/value heads of
-this rank, ``D`` head dim.
+Legend: ``B`` batch, ``S`` positions of this call, ``K`` positions so far, ``E`` positions of an
+encoder's source, ``M`` key/value heads of this rank, ``D`` head dim.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -134,3 +136,74 @@ class KVCache:
                 f"{what} have {new.shape[0]} rows but the cache was made for {self.batch}; "
                 "make a new cache for each batch"
             )
+
+
+class EncoderDecoderCache(KVCache):
+    """Also what a decoder keeps of an encoder: the source is read once, in the first call.
+
+    ``key_segments`` and ``extend`` serve the decoder's self-attention. In the first call the model
+    runs its encoder and calls ``set_encoded`` after its last layer; in later calls the encoder's
+    inputs are empty and its layers pass the state on as it is (``encoded``). Cross-attention takes
+    its keys and values from ``source``, which has them made once.
+
+    Args:
+        batch: see ``KVCache``.
+        capacity: see ``KVCache``; positions of the decoder.
+    """
+
+    def __init__(self, batch: int, capacity: int) -> None:
+        super().__init__(batch, capacity)
+        self.encoded = False
+        self._source_segments: Tensor | None = None
+        self._sources: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def set_encoded(self) -> None:
+        """Say that the encoder has run."""
+        self.encoded = True
+
+    def source_segments(self, segments: Tensor) -> Tensor:
+        """The source's document numbers (B, E): those of the first call, kept for later ones.
+
+        Raises:
+            ValueError: another number of rows.
+        """
+        self._check(segments, "source segments")
+        if self._source_segments is None:
+            self._source_segments = segments
+        return self._source_segments
+
+    def source(
+        self, layer: str, make: Callable[[], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of the source (B, E, M, D) for one layer's cross-attention.
+
+        Args:
+            layer: a name that is this layer's own in the model.
+            make: computes them; called at the layer's first call only.
+
+        Raises:
+            ValueError: another number of rows.
+        """
+        if layer not in self._sources:
+            key, value = make()
+            self._check(key, f"source keys of {layer}")
+            self._check(value, f"source values of {layer}")
+            self._sources[layer] = (key, value)
+        return self._sources[layer]
+
+    def reset(self) -> None:
+        """Forget the source too; see ``KVCache.reset``."""
+        super().reset()
+        self.encoded, self._source_segments = False, None
+        self._sources.clear()
+
+    def reorder(self, rows: Tensor) -> None:
+        """See ``KVCache.reorder``; the source's rows go along."""
+        super().reorder(rows)
+
+        def pick(kept: Tensor) -> Tensor:
+            return kept.index_select(0, rows.to(kept.device))
+
+        if self._source_segments is not None:
+            self._source_segments = pick(self._source_segments)
+        self._sources = {name: (pick(k), pick(v)) for name, (k, v) in self._sources.items()}

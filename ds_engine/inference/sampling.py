@@ -184,6 +184,40 @@ def draw(probabilities: Tensor, generators: Sequence[torch.Generator]) -> Tensor
     return torch.where(possible, words, probabilities.argmax(-1, keepdim=True))[:, 0]
 
 
+def check_finite(logits: Tensor) -> None:
+    """Refuse logits that a model with sound weights does not make.
+
+    Raises:
+        NumericsError: a row has NaN or inf, or forbids all words.
+    """
+    largest = logits.amax(-1)  # NaN if any logit is
+    if not bool(largest.isfinite().all()):
+        row = int((~largest.isfinite()).nonzero()[0])
+        raise NumericsError(
+            f"the largest logit of row {row} is {float(largest[row])} but must be finite: the "
+            "weights are damaged or overflow in this dtype; load another checkpoint, or generate "
+            "in bfloat16 or float32"
+        )
+
+
+def log_probabilities(logits: Tensor, settings: GenerationSettings, seen: Tensor | None) -> Tensor:
+    """(R, V) logits -> (R, V) float64 log-probabilities for a search; -inf forbids a word.
+
+    The vocabulary limit comes first; then the repetition penalty acts on the log-probabilities,
+    which it leaves without a sum of 1, as in transformers.
+
+    Raises:
+        NumericsError: a row has NaN or inf, or forbids all words.
+    """
+    if settings.vocab_limit is not None:
+        logits = keep_below(logits, settings.vocab_limit)
+    check_finite(logits)
+    logits = logits.double().log_softmax(-1)
+    if seen is not None:
+        logits = penalise_repetition(logits, seen, settings.repetition_penalty)
+    return logits
+
+
 def choose(
     logits: Tensor,
     settings: GenerationSettings,
@@ -214,14 +248,7 @@ def choose(
         logits = penalise_repetition(logits, seen, settings.repetition_penalty)
     if settings.vocab_limit is not None:
         logits = keep_below(logits, settings.vocab_limit)
-    largest = logits.amax(-1)  # NaN if any logit is
-    if not bool(largest.isfinite().all()):
-        row = int((~largest.isfinite()).nonzero()[0])
-        raise NumericsError(
-            f"the largest logit of row {row} is {float(largest[row])} but must be finite: the "
-            "weights are damaged or overflow in this dtype; load another checkpoint, or generate "
-            "in bfloat16 or float32"
-        )
+    check_finite(logits)
     if settings.temperature == 0:
         return logits.argmax(-1)
     return draw(distribution(logits, settings), generators)

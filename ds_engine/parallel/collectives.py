@@ -11,6 +11,7 @@ function               forward                    backward                   sha
 ``reduce_scatter_…``   reduce-scatter dim 1       all-gather dim 1           (B,S,H)->(B,S_T,H)
 ``scatter_sequence``   take own part of dim 1     all-gather dim 1           (B,S,…)->(B,S_T,…)
 ``gather_last``        all-gather last dim        take own part              (…,V_T)->(…,V)
+``first_position``     rank 0's first position   to rank 0 alone            (B,S_T,H)->(B,1,H)
 ``sum_gradient``       identity (on a parameter)  all-reduce                 any
 =====================  =========================  =========================  ====================
 
@@ -143,6 +144,22 @@ class _GatherLast(torch.autograd.Function):
         return own_part(grad, ctx.tp, grad.ndim - 1).contiguous(), None
 
 
+class _FirstPosition(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
+        ctx.tp, ctx.shape = tp, x.shape
+        first = x[:, :1].contiguous().clone()
+        dist.broadcast(first, group=tp.group, group_src=0)
+        return first
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        full = grad.new_zeros(ctx.shape)
+        if ctx.tp.rank == 0:
+            full[:, :1] = grad
+        return full, None
+
+
 def copy_to(x: Tensor, tp: TensorParallel) -> Tensor:
     """Enter a column-parallel product: the same ``x`` on each rank, gradients summed."""
     return _CopyTo.apply(x, tp) if tp.active else x
@@ -171,6 +188,15 @@ def scatter_sequence(x: Tensor, tp: TensorParallel) -> Tensor:
 def gather_last(x: Tensor, tp: TensorParallel) -> Tensor:
     """(..., V_T) -> (..., V)."""
     return _GatherLast.apply(x, tp) if tp.active else x
+
+
+def first_position(x: Tensor, tp: TensorParallel) -> Tensor:
+    """The sequence's first position, for a computation that every rank does alike.
+
+    Its gradient is the same on all ranks, and belongs to the rank that holds the position: without
+    sequence parallelism that is each for itself.
+    """
+    return _FirstPosition.apply(x, tp) if tp.scatters_sequence else x[:, :1]
 
 
 def sum_gradient(weight: Tensor, tp: TensorParallel) -> Tensor:

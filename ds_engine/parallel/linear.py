@@ -141,3 +141,20 @@ class RowParallelLinear(nn.Module):
             return F.linear(x, self.weight, self.bias)
         y = leave(F.linear(x, self.weight), self.tp)
         return y if self.bias is None else y + local_weight(self.bias, self.tp)
+
+
+class ReplicatedLinear(nn.Module):
+    """``y = x W^T + b``, whole on each rank, for small heads between tensor-parallel regions.
+
+    Under sequence parallelism each rank applies it to other positions, and gradients are summed.
+    """
+
+    def __init__(self, in_features: int, out_features: int, tp: TensorParallel, init: Init) -> None:
+        super().__init__()
+        self.tp = tp
+        self.weight = make_parameter((out_features, in_features), tp, init)
+        self.bias = make_parameter((out_features,), tp, ZEROS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., I) -> (..., O)."""
+        return F.linear(x, local_weight(self.weight, self.tp), local_weight(self.bias, self.tp))

@@ -96,16 +96,20 @@ class Dropout(nn.Module):
         self.probability = probability
         self.site = derive_seed(seed, "dropout", site)
 
-    def forward(self, x: Tensor, sample_ids: Tensor, first_position: int = 0) -> Tensor:
+    def forward(
+        self, x: Tensor, sample_ids: Tensor, first_position: int = 0, first_channel: int = 0
+    ) -> Tensor:
         """Drop elements of ``x`` (B, S_T, H).
 
         Args:
             x: activations; dim 1 may be a sequence shard.
             sample_ids: (B,) int64 numbers of the samples in the run.
             first_position: index in the row of ``x``'s first position.
+            first_channel: index in the whole model of ``x``'s first channel.
         """
         if not self.training or self.probability == 0.0:
             return x
         positions = torch.arange(first_position, first_position + x.shape[1], device=x.device)
         rows = row_keys(self.site, sample_ids[:, None], positions[None, :])
-        return apply_mask(x, keep_mask(rows, x.shape[2], self.probability), self.probability)
+        keep = keep_mask(rows, x.shape[2], self.probability, first_channel)
+        return apply_mask(x, keep, self.probability)

@@ -8,22 +8,28 @@ boundary, ``context`` holds what each stage derives once per micro-batch for all
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from ds_engine.pipeline.targets import Targets
+
 State = tuple[Tensor, ...]
-# (the first layer's inputs, (labels, loss mask or token weights)) of one micro-batch
-Batch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
+# (the first layer's inputs, labels and weights of each loss term in turn) of one micro-batch
+Batch = tuple[tuple[Tensor, ...], Targets]
+Shared = Mapping[str, nn.Module]
 
 
 class Layer(Protocol):
     """What a plan is made of."""
 
     def __call__(self, state: Any, context: Any) -> Any:
-        """Return the next state; the last layer returns the loss, or logits without labels."""
+        """Return the next state; the last layer returns the loss, or logits without labels.
+
+        A loss of several terms is returned as (terms,), in the order of ``LayerPlan.losses``.
+        """
 
 
 @dataclass(frozen=True)
@@ -35,9 +41,10 @@ class LayerSpec:
         build: makes the module, with uninitialised parameters.
         cost: relative work, for balancing stages.
         tied: key of a module shared with other specs of the same key; one instance a stage.
-        call: how a tied module is used here: ``call(module, state, context)``; default
+        call: how the module is used here: ``call(module, state, context)``; default
             ``module(state, context)``.
         recomputable: whether activation checkpointing may drop this layer's activations.
+        uses: names of the plan's shared modules that the layer needs in its context.
     """
 
     name: str
@@ -46,6 +53,36 @@ class LayerSpec:
     tied: str | None = None
     call: Callable[[nn.Module, Any, Any], Any] | None = None
     recomputable: bool = False
+    uses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SharedSpec:
+    """A module whose result many layers use, such as T5's table of relative positions.
+
+    Each stage with a layer that ``uses`` it holds a copy, and ``LayerPlan.prepare`` calls it once a
+    micro-batch; the copies' gradients are summed over the stages, as for tied layers.
+
+    Attributes:
+        name: canonical prefix of its parameters.
+        build: makes the module, with uninitialised parameters.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """One term of a loss, with targets of its own.
+
+    Attributes:
+        name: for people and logs.
+        num_classes: of a term that gives each row a class; None: a word for each position.
+    """
+
+    name: str = "loss"
+    num_classes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,18 +90,34 @@ class LayerPlan:
     """A whole model.
 
     Attributes:
-        layers: in order; the last returns a scalar loss when the context has labels.
-        prepare: ``prepare(state, labels, cache) -> context``, run once per stage and micro-batch.
-        input_state: NamedTuple type of the first layer's input.
+        layers: in order; the last returns the loss when the context has labels.
+        prepare: ``prepare(state, labels, cache, shared) -> context``, run once per stage and
+            micro-batch; ``shared`` holds the stage's shared modules by name.
+        input_state: NamedTuple type of the first layer's input; its last field is the (B,) sample
+            numbers.
         state: NamedTuple type that crosses stages.
         seed: of initial values.
+        shared: modules that layers use through the context.
+        losses: the loss terms, in the order of a batch's targets.
     """
 
     layers: tuple[LayerSpec, ...]
-    prepare: Callable[[Any, tuple[Tensor, ...] | None, Any], Any]
+    prepare: Callable[[Any, Targets | None, Any, Shared], Any]
     input_state: type
     state: type
     seed: int
+    shared: tuple[SharedSpec, ...] = ()
+    losses: tuple[LossTerm, ...] = (LossTerm(),)
+
+    @property
+    def loss_names(self) -> tuple[str, ...]:
+        """Names of the loss terms."""
+        return tuple(term.name for term in self.losses)
+
+    def shared_by(self, first: int, last: int) -> tuple[SharedSpec, ...]:
+        """The shared modules that the layers ``first`` to ``last - 1`` use."""
+        used = {name for spec in self.layers[first:last] for name in spec.uses}
+        return tuple(spec for spec in self.shared if spec.name in used)
 
 
 def stage_bounds(plan: LayerPlan, stages: int, method: str) -> list[int]:

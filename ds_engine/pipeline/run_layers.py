@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ds_engine.parallel.init import initialize
-from ds_engine.pipeline.plan import LayerPlan, LayerSpec
+from ds_engine.pipeline.plan import LayerPlan, LayerSpec, Shared, SharedSpec
+from ds_engine.pipeline.targets import Targets
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,14 @@ class BoundLayer:
     recompute: bool
 
     def __call__(self, state: Any, context: Any) -> Any:
-        """Run the layer, or the tied module in this layer's way."""
-        call: Callable[..., Any] = self.module if self.spec.call is None else self._tied
+        """Run the layer in its own way."""
+        call: Callable[..., Any] = self.module if self.spec.call is None else self._called
         if self.recompute and self.module.training:
             # Dropout needs no random state (ds_engine.parallel.random), so none is saved.
             return checkpoint(call, state, context, use_reentrant=False, preserve_rng_state=False)
         return call(state, context)
 
-    def _tied(self, state: Any, context: Any) -> Any:
+    def _called(self, state: Any, context: Any) -> Any:
         assert self.spec.call is not None
         return self.spec.call(self.module, state, context)
 
@@ -43,7 +44,7 @@ def recomputed_layers(plan: LayerPlan, every: int) -> frozenset[int]:
     return frozenset(candidates[::every]) if every else frozenset()
 
 
-def build_layer(spec: LayerSpec, seed: int) -> nn.Module:
+def build_layer(spec: LayerSpec | SharedSpec, seed: int) -> nn.Module:
     """Build and initialise a layer; parameters remember their canonical name."""
     module = spec.build()
     for name, parameter in module.named_parameters():
@@ -51,24 +52,26 @@ def build_layer(spec: LayerSpec, seed: int) -> nn.Module:
     return module
 
 
-def canonical_parameters(layers: Sequence[BoundLayer]) -> dict[str, nn.Parameter]:
+def canonical_parameters(layers: Sequence[BoundLayer], shared: Shared) -> dict[str, nn.Parameter]:
     """This rank's parameters by their layout-independent names; tied ones once."""
+    modules = [(layer.spec.name, layer.module) for layer in layers]
     return {
-        f"{layer.spec.name}.{name}": parameter
-        for layer in layers
-        for name, parameter in layer.module.named_parameters()
+        f"{prefix}.{name}": parameter
+        for prefix, module in [*modules, *shared.items()]
+        for name, parameter in module.named_parameters()
     }
 
 
 def run_layers(
     plan: LayerPlan,
     layers: Sequence[BoundLayer],
+    shared: Shared,
     state: Any,
-    labels: tuple[Tensor, ...] | None,
+    labels: Targets | None,
     cache: Any = None,
 ) -> Any:
     """Run consecutive layers of a plan on one micro-batch."""
-    context = plan.prepare(state, labels, cache)
+    context = plan.prepare(state, labels, cache, shared)
     for layer in layers:
         state = layer(state, context)
     return state

@@ -14,6 +14,7 @@ from ds_engine.pipeline.run_layers import (
     recomputed_layers,
     run_layers,
 )
+from ds_engine.pipeline.targets import Targets, TermSums
 
 
 class SequentialModel(nn.Module):
@@ -35,27 +36,33 @@ class SequentialModel(nn.Module):
             if key not in modules:
                 modules[key] = build_layer(spec, plan.seed)
             layers.append(BoundLayer(spec, modules[key], index in recomputed))
-        self.stack = nn.ModuleList(modules.values())
+        self._shared = {
+            spec.name: build_layer(spec, plan.seed) for spec in plan.shared_by(0, len(plan.layers))
+        }
+        self.stack = nn.ModuleList([*modules.values(), *self._shared.values()])
         self._layers = tuple(layers)
+        self.terms = TermSums()
 
     def canonical_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by their layout-independent names."""
-        return canonical_parameters(self._layers)
+        return canonical_parameters(self._layers, self._shared)
 
     def forward(
         self,
         inputs: tuple[Tensor, ...],
-        labels: tuple[Tensor, ...] | None = None,
+        labels: Targets | None = None,
         cache: Any = None,
     ) -> Tensor:
         """Run the model.
 
         Args:
             inputs: the fields of ``plan.input_state``.
-            labels: what the last layer's loss takes; None: return logits.
+            labels: labels and weights of each loss term; None: return logits.
             cache: keys and values of earlier positions, for generation.
 
         Returns:
-            A scalar loss, or logits (B, S, V).
+            A scalar loss, whose terms are also noted in ``terms``; or logits (B, S, V).
         """
-        return run_layers(self.plan, self._layers, self.plan.input_state(*inputs), labels, cache)
+        state = self.plan.input_state(*inputs)
+        result = run_layers(self.plan, self._layers, self._shared, state, labels, cache)
+        return result if labels is None else self.terms.add(result)

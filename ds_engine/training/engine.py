@@ -1,10 +1,11 @@
 """From a layer plan to a training step on a live world: the only door to DeepSpeed's engines.
 
 The loss of a batch is the sum over its valid target tokens divided by their number in the *whole*
-batch: all micro-batches, all replicas. The masks are known before the first forward pass, so they
-are counted first, and a token weighs ``mask * accumulation * replicas / count``: DeepSpeed's own
-division by accumulation steps and replicas then leaves the exact mean. It does not depend on
-micro-batch size, accumulation or data parallelism. A batch without valid tokens has loss 0.
+batch: all micro-batches, all replicas; where it has several terms, each by its own number. The
+masks are known before the first forward pass, so they are counted first, and a token weighs ``mask
+* accumulation * replicas / count``: DeepSpeed's own division by accumulation steps and replicas
+then leaves the exact mean. It does not depend on micro-batch size, accumulation or data
+parallelism. A batch without valid tokens has loss 0.
 
 Legend: ``B`` micro-batch, ``S`` sequence.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +31,8 @@ from ds_engine.pipeline.engine import make_engine
 from ds_engine.pipeline.plan import Batch, LayerPlan
 from ds_engine.pipeline.sequential import SequentialModel
 from ds_engine.pipeline.stage import StageModule
-from ds_engine.training.evaluate import ModelStep
+from ds_engine.pipeline.targets import count_targets, weigh_targets
+from ds_engine.training.evaluate import ModelStep, TermTotals
 
 GPU_OPTIMIZERS = ("lamb", "lion")
 
@@ -44,12 +46,14 @@ class StepResult:
         grad_norm: global gradient norm before clipping; infinite when not finite.
         tokens: valid target tokens in the whole batch (0 on stages that read no data).
         skipped: whether the update was left out because a gradient was not finite.
+        terms: the loss's terms by name, where there are several.
     """
 
     loss: float
     grad_norm: float
     tokens: int
     skipped: bool
+    terms: dict[str, float] = field(default_factory=dict)
 
 
 def init_distributed(timeout_seconds: float = 1800.0) -> None:
@@ -202,17 +206,36 @@ class TrainStep(ABC):
             assert batches is not None
             weighted, tokens = self._weighted(batches)
         loss = self._train(weighted)
+        terms = self._terms(micro_batches=self.engine.gradient_accumulation_steps())
         skipped = not self.engine.was_step_applied()
         norm = self.engine.get_global_grad_norm()
-        return StepResult(loss, float("nan") if norm is None else float(norm), tokens, skipped)
+        norm = float("nan") if norm is None else float(norm)
+        return StepResult(loss, norm, tokens, skipped, terms)
 
     @abstractmethod
     def _train(self, batches: Sequence[Batch] | None) -> float:
         """Run the step on weighted micro-batches; return the loss of the whole batch."""
 
     @abstractmethod
-    def evaluate(self, batches: Iterable[Batch] | None, count: int) -> tuple[float, int]:
-        """(sum of token losses, number of tokens) over ``count`` micro-batches of each replica."""
+    def evaluate(self, batches: Iterable[Batch] | None, count: int) -> TermTotals:
+        """Sums and counts of the loss terms over ``count`` micro-batches of each replica."""
+
+    def _terms(self, *, micro_batches: int) -> dict[str, float]:
+        """The means of the loss terms over the step, where there are several."""
+        names = self.module.plan.loss_names
+        sums = self.module.terms.take(len(names), self._device())
+        if len(names) == 1:
+            return {}
+        share = micro_batches * self.context.get_data_parallel_world_size()
+        means = self._from_last_stage(self._sum_over_replicas(sums / share))
+        return dict(zip(names, means.tolist(), strict=True))
+
+    def _from_last_stage(self, value: Tensor) -> Tensor:
+        """What the last stage's tensor-parallel ranks know alike; the other stages have zeros."""
+        if self.context.dims.pipeline > 1:
+            value = value / self.context.dims.tensor
+            dist.all_reduce(value, group=self.context.model_group)
+        return value
 
     def _device(self) -> torch.device:
         return self.engine.device
@@ -244,16 +267,17 @@ class TrainStep(ABC):
         return value
 
     def _weighted(self, batches: Sequence[Batch]) -> tuple[list[Batch], int]:
-        """Turn loss masks into token weights; return the number of valid tokens in all."""
+        """Turn masks into weights; return the number of valid tokens (of the first term) in all."""
         device = self._device()
         moved = [
-            (tuple(t.to(device) for t in inputs), (labels.to(device), mask.to(device)))
-            for inputs, (labels, mask) in batches
+            (tuple(t.to(device) for t in inputs), tuple(t.to(device) for t in targets))
+            for inputs, targets in batches
         ]
-        count = torch.stack([mask.sum(dtype=torch.float64) for _, (_, mask) in moved]).sum()
-        tokens = int(self._sum_over_replicas(count))
-        scale = len(batches) * self.context.get_data_parallel_world_size() / max(tokens, 1)
-        return [(inputs, (labels, mask * scale)) for inputs, (labels, mask) in moved], tokens
+        counts = self._sum_over_replicas(count_targets([targets for _, targets in moved])).tolist()
+        replicas = self.context.get_data_parallel_world_size()
+        scales = [len(batches) * replicas / max(count, 1) for count in counts]
+        weighted = [(inputs, weigh_targets(targets, scales)) for inputs, targets in moved]
+        return weighted, int(counts[0])
 
 
 class _PlainStep(TrainStep):
@@ -273,10 +297,11 @@ class _PlainStep(TrainStep):
         replicas = self.context.get_data_parallel_world_size()
         return float(self._sum_over_replicas(total / len(batches)) / replicas)
 
-    def evaluate(self, batches: Iterable[Batch] | None, count: int) -> tuple[float, int]:
+    def evaluate(self, batches: Iterable[Batch] | None, count: int) -> TermTotals:
         assert batches is not None
         self.engine.eval()
-        return ModelStep(self.engine, self.context, self._device()).evaluate(batches, count)
+        step = ModelStep(self.engine, self.module, self.context, self._device())
+        return step.evaluate(batches, count)
 
 
 class _PipelineStep(TrainStep):
@@ -287,19 +312,20 @@ class _PipelineStep(TrainStep):
     def _train(self, batches: Sequence[Batch] | None) -> float:
         return float(self.engine.train_batch(None if batches is None else iter(batches)))
 
-    def evaluate(self, batches: Iterable[Batch] | None, count: int) -> tuple[float, int]:
-        tokens = torch.zeros((), dtype=torch.float64)
+    def evaluate(self, batches: Iterable[Batch] | None, count: int) -> TermTotals:
+        names = self.module.plan.loss_names
+        counts = torch.zeros(len(names), dtype=torch.float64)
 
         def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
-            for inputs, (labels, mask) in batches:
-                tokens.add_(mask.sum())
-                yield inputs, (labels, mask)
+            for inputs, targets in batches:
+                counts.add_(count_targets([targets]))
+                yield inputs, targets
 
         self.engine.total_loss = None  # left over from training, else added to (DeepSpeed 0.19.8)
-        mean = self.engine.eval_batch(
+        self.engine.eval_batch(
             None if batches is None else counted(batches), num_micro_batches=count
         )
+        sums = self._sum_over_replicas(self.module.terms.take(len(names), self._device()))
         if self.reads_data:
-            tokens = self._sum_over_replicas(tokens.to(self._device()))
-        replicas = self.context.get_data_parallel_world_size()
-        return float(mean) * count * replicas, int(tokens)
+            counts = self._sum_over_replicas(counts.to(self._device()))
+        return TermTotals.of(names, self._from_last_stage(sums), counts)

@@ -27,7 +27,7 @@ def process_peak_bytes() -> int:
 
 
 def model_flops_utilisation(
-    *, tokens_per_second: float, flops_per_token: float, peak_tflops: float, devices: int
+    *, samples_per_second: float, flops_per_sample: float, peak_tflops: float, devices: int
 ) -> float:
     """Return the share of the devices' peak that the model's own arithmetic uses, 0 to 1.
 
@@ -35,8 +35,8 @@ def model_flops_utilisation(
     https://arxiv.org/abs/2204.02311, appendix B.
 
     Args:
-        tokens_per_second: of the whole job.
-        flops_per_token: forward and backward, of the model as it is.
+        samples_per_second: of the whole job.
+        flops_per_sample: forward and backward, of the model as it is.
         peak_tflops: dense peak of one device in the precision used, TFLOP/s.
         devices: ranks of the whole job.
 
@@ -45,7 +45,7 @@ def model_flops_utilisation(
     """
     if not peak_tflops > 0 or devices < 1:
         raise ValueError(f"peak_tflops = {peak_tflops} and devices = {devices} must be above 0")
-    return tokens_per_second * flops_per_token / (peak_tflops * 1e12 * devices)
+    return samples_per_second * flops_per_sample / (peak_tflops * 1e12 * devices)
 
 
 def perplexity(loss: float) -> float:
@@ -61,6 +61,7 @@ class _Window:
     started: float
     steps: int = 0
     tokens: int = 0
+    samples: int = 0
     waiting: float = 0.0
     excluded: float = 0.0
 
@@ -69,15 +70,15 @@ class StepTimer:
     """Measures the steps since the last report.
 
     Per step: ``with timer.waiting(): batch = next(batches)``, then the work, then
-    ``timer.step(tokens=n)``. Evaluation and checkpoints go into ``with timer.excluded():``, so that
-    they do not count as slow steps.
+    ``timer.step(tokens=n, samples=m)``. Evaluation and checkpoints go into
+    ``with timer.excluded():``, so that they do not count as slow steps.
 
     The clock runs on the host: the caller's step must end with something that waits for the device
     (the loss is read, for one), else the time of the last steps falls into the next window.
 
     Args:
         devices: ranks of the whole job.
-        flops_per_token: forward and backward FLOPs of one token, or None.
+        flops_per_sample: forward and backward FLOPs of one sample, or None.
         peak_tflops: dense peak of one device as stated in the config, or None. Without either,
             utilisation is left out and never guessed.
         memory: returns this rank's peak memory in bytes: the accelerator's, or
@@ -89,13 +90,13 @@ class StepTimer:
         self,
         *,
         devices: int = 1,
-        flops_per_token: float | None = None,
+        flops_per_sample: float | None = None,
         peak_tflops: float | None = None,
         memory: MemoryProbe | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._devices = devices
-        self._flops_per_token = flops_per_token
+        self._flops_per_sample = flops_per_sample
         self._peak_tflops = peak_tflops
         self._memory = memory
         self._clock = clock
@@ -120,16 +121,18 @@ class StepTimer:
             # A report inside the block has opened a new window, which only saw the time since.
             self._window.excluded += self._clock() - max(before, self._window.started)
 
-    def step(self, *, tokens: int) -> None:
-        """Count one finished step of ``tokens`` tokens over all ranks."""
+    def step(self, *, tokens: int, samples: int) -> None:
+        """Count one finished step of so many target tokens and samples over all ranks."""
         self._window.steps += 1
         self._window.tokens += tokens
+        self._window.samples += samples
 
     def report(self) -> dict[str, float]:
         """Return the window's metrics and start a new window; without a step, only the memory.
 
         ``train/step_seconds`` and ``train/data_wait_seconds`` are means per step,
-        ``train/tokens_per_second`` is of the whole job and ``train/memory_gib`` this rank's peak.
+        ``train/tokens_per_second`` (tokens that the loss counts) and ``train/samples_per_second``
+        are of the whole job and ``train/memory_gib`` this rank's peak.
         """
         now, window = self._clock(), self._window
         self._window = _Window(started=now)
@@ -139,12 +142,12 @@ class StepTimer:
             metrics["train/step_seconds"] = seconds / window.steps
             metrics["train/data_wait_seconds"] = window.waiting / window.steps
             if seconds > 0:
-                speed = window.tokens / seconds
-                metrics["train/tokens_per_second"] = speed
-                if self._flops_per_token is not None and self._peak_tflops is not None:
+                metrics["train/tokens_per_second"] = window.tokens / seconds
+                metrics["train/samples_per_second"] = window.samples / seconds
+                if self._flops_per_sample is not None and self._peak_tflops is not None:
                     metrics["train/mfu"] = model_flops_utilisation(
-                        tokens_per_second=speed,
-                        flops_per_token=self._flops_per_token,
+                        samples_per_second=window.samples / seconds,
+                        flops_per_sample=self._flops_per_sample,
                         peak_tflops=self._peak_tflops,
                         devices=self._devices,
                     )

@@ -128,7 +128,7 @@ class Trainer:
         state.consumed_tokens += result.tokens
         state.skipped_steps += result.skipped
         state.consecutive_skipped = state.consecutive_skipped + 1 if result.skipped else 0
-        self.timer.step(tokens=result.tokens)
+        self.timer.step(tokens=result.tokens, samples=size)
         return result
 
     def _log(self, state: TrainState, result: StepResult, rate: float) -> None:
@@ -142,6 +142,7 @@ class Trainer:
             "train/tokens": state.consumed_tokens,
             "train/samples": state.consumed_samples,
             "train/skipped_steps": state.skipped_steps,
+            **{f"train/{name}": value for name, value in result.terms.items()},
         }
         self.tracker.log(state.step, metrics | self._over_ranks(self.timer.report()))
 

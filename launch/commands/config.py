@@ -7,7 +7,7 @@ import click
 from ds_engine.config.load import load_run, run_to_dict
 from ds_engine.config.memory import GIB, model_states
 from ds_engine.config.reader import did_you_mean
-from ds_engine.config.reference import KeyReference, markdown, reference
+from ds_engine.config.reference import KeyReference, markdown, merge, reference
 from ds_engine.config.schema import RunConfig
 from ds_engine.errors import ConfigError
 from launch.check import ResolvedRun, check_run
@@ -72,19 +72,20 @@ def all_keys() -> list[KeyReference]:
     for row in reference(RunConfig):
         rows.append(row)
         if row.path == "model":
-            for family in FAMILIES.values():
-                rows += reference(family.config, "model")
+            families = {name: reference(each.config, "model") for name, each in FAMILIES.items()}
+            rows += merge(families)
     return rows
 
 
 def summary(resolved: ResolvedRun) -> list[tuple[str, str]]:
     """What a checked run means, as (name, text) rows."""
-    dims, batch, length = resolved.dims, resolved.batch, resolved.run.data.sequence_length
+    dims, batch, data = resolved.dims, resolved.batch, resolved.run.data
+    lengths = data.sequence_length, data.decoder_sequence_length
     parameters = resolved.model.num_parameters()
     share = parameters / (dims.tensor * dims.pipeline)
     states = model_states(share, resolved.deepspeed, dims.data)
-    flops = resolved.model.flops_per_token(length) * batch.train_batch_size * length
-    tokens = batch.train_batch_size * length
+    flops = resolved.model.flops_per_sample(*lengths) * batch.train_batch_size
+    tokens = batch.train_batch_size * sum(length or 0 for length in lengths)
     every = resolved.run.training.activation_checkpointing.every
     return [
         (
@@ -93,6 +94,7 @@ def summary(resolved: ResolvedRun) -> list[tuple[str, str]]:
             f"{dims.context} x data {dims.data}",
         ),
         ("batch", f"{batch.explain()} ({tokens:,} tokens)"),
+        ("objective", f"{data.objective.type}, {_rows(*lengths)}"),
         (
             "model",
             f"{resolved.model.family}, {parameters:,} parameters, vocabulary "
@@ -110,6 +112,12 @@ def summary(resolved: ResolvedRun) -> list[tuple[str, str]]:
             f"{flops:.3e} FLOPs per step, {flops * resolved.run.training.steps:.3e} in all",
         ),
     ]
+
+
+def _rows(encoder: int, decoder: int | None) -> str:
+    if decoder is None:
+        return f"{encoder} tokens a sample"
+    return f"{encoder} tokens a sample in the encoder and {decoder} in the decoder"
 
 
 def _recompute(every: int | None) -> str:

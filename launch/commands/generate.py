@@ -1,4 +1,4 @@
-"""``ds-engine generate``: continue prompts with a trained model."""
+"""``ds-engine generate``: write texts with a trained model."""
 
 import sys
 from pathlib import Path
@@ -21,6 +21,19 @@ from launch.rank import is_rank
 @click.option("--temperature", default=0.0, show_default=True, help="0: the likeliest token.")
 @click.option("--top-k", type=click.IntRange(min=1), help="Draw among the k likeliest tokens.")
 @click.option("--top-p", default=1.0, show_default=True, help="Draw within this probability.")
+@click.option(
+    "--num-beams",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Search for the likeliest text with so many beams.",
+)
+@click.option(
+    "--length-penalty",
+    default=1.0,
+    show_default=True,
+    help="With beams: above 0 prefers longer texts, below 0 shorter ones.",
+)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--tensor", default=1, show_default=True, type=click.IntRange(min=1), help="Ranks.")
 @click.option("--tokenizer", type=click.Path(exists=True, path_type=Path), help="Another one.")
@@ -33,12 +46,14 @@ def command(
     temperature: float,
     top_k: int | None,
     top_p: float,
+    num_beams: int,
+    length_penalty: float,
     seed: int,
     tensor: int,
     tokenizer: Path | None,
     eod: str | None,
 ) -> None:
-    """Continue prompts with a trained model.
+    """Continue prompts with a trained model; a T5 reads the prompt and writes its own text.
 
     Example: ds-engine generate --checkpoint runs/gpt_tiny --prompt "def main" --temperature 0.8
     """
@@ -52,7 +67,13 @@ def command(
         prompts = (*prompts, *prompt_file.read_text(encoding="utf-8").splitlines())
     if not prompts:
         raise click.UsageError("give at least one --prompt, or a --prompt-file")
-    sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
+    if num_beams > 1 and temperature > 0:
+        raise click.UsageError("--num-beams searches and --temperature draws: give one of them")
+    if num_beams == 1 and length_penalty != 1:
+        raise click.UsageError("--length-penalty has an effect with --num-beams only")
+    sampling = Sampling(
+        max_new_tokens, temperature, top_k, top_p, seed, num_beams, length_penalty
+    )
     texts = generate_texts(
         checkpoint, prompts, sampling, tensor=tensor, tokenizer=tokenizer, eod=eod
     )

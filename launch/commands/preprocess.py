@@ -55,7 +55,7 @@ def repeat_option(args: Sequence[str], name: str) -> list[str]:
     "--tokenizer",
     required=True,
     metavar="PATH",
-    help="tokenizer.json, GPT-2 vocab.json, sentencepiece .model, or their folder.",
+    help="tokenizer.json, GPT-2 vocab.json, BERT vocab.txt, sentencepiece .model, or their folder.",
 )
 @click.option("--output", required=True, metavar="PREFIX", help="Writes PREFIX.bin and .idx.")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
@@ -80,6 +80,24 @@ def repeat_option(args: Sequence[str], name: str) -> list[str]:
     type=click.Choice(["jsonl", "text"]),
     help="Read every file this way, whatever its ending.",
 )
+@click.option(
+    "--split-sentences",
+    is_flag=True,
+    help="For BERT: one sequence a sentence (English), without end-of-document tokens.",
+)
+@click.option(
+    "--fields",
+    metavar="KEY,KEY...",
+    help="For fine-tuning: one sequence for each of these keys of JSON lines, such as "
+    "input,target, without end-of-document tokens.",
+)
+@click.option("--label", metavar="KEY", help="The last of --fields holds a class, not text.")
+@click.option(
+    "--label-names",
+    metavar="NAME,NAME...",
+    help="Classes 0, 1, ...; default: all that the input has, sorted. Name them so that training "
+    "and validation data agree.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an existing output.")
 def command(
     inputs: tuple[str, ...],
@@ -92,14 +110,19 @@ def command(
     split_lines: bool,
     pattern: str,
     format_: str | None,
+    split_sentences: bool,
+    fields: str | None,
+    label: str | None,
+    label_names: str | None,
     overwrite: bool,
 ) -> None:
     """Tokenize text into an indexed data set that training reads (Megatron's .bin/.idx).
 
-    Every document ends with the end-of-document token. Bad records are dropped or repaired by fixed
-    rules and listed with file and line in PREFIX.report.json; by default one bad record fails the
-    run. Nothing is written under PREFIX unless all went well, and the output is the same for any
-    number of workers.
+    Every document ends with the end-of-document token, but with --split-sentences and --fields,
+    where a document is several sequences, there is none: the index holds its end. Bad records are
+    dropped or repaired by fixed rules and listed with file and line in PREFIX.report.json; by
+    default one bad record fails the run. Nothing is written under PREFIX unless all went well, and
+    the output is the same for any number of workers.
     """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
@@ -118,6 +141,10 @@ def command(
         pattern=pattern,
         format="jsonl" if format_ == "jsonl" else "text" if format_ == "text" else None,
         overwrite=overwrite,
+        split_sentences=split_sentences,
+        fields=_names(fields),
+        label=label,
+        label_names=_names(label_names),
     )
     console = Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -130,7 +157,18 @@ def command(
             on_progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
     print_report(report)
-    click.echo(f"{output}.bin and .idx: {report.documents:,} documents, {report.tokens:,} tokens")
+    inside = f" of {report.sequences:,} sequences" if split_sentences or fields else ""
+    click.echo(
+        f"{output}.bin and .idx: {report.documents:,} documents{inside}, {report.tokens:,} tokens"
+    )
+    if label is not None:
+        classes = enumerate(report.settings["labels"])
+        click.echo("classes: " + ", ".join(f"{number} {name}" for number, name in classes))
+
+
+def _names(given: str | None) -> tuple[str, ...]:
+    """The names of a list with commas between."""
+    return () if given is None else tuple(name.strip() for name in given.split(","))
 
 
 def print_report(report: "Report") -> None:

@@ -19,8 +19,23 @@ def command() -> None:
     metavar="PATH...",
     help="Files (.jsonl .json .ndjson .txt .text .md, also with .gz) and folders.",
 )
-@click.option("--vocab-size", type=click.IntRange(min=257), required=True, help="Entries wanted.")
+@click.option("--vocab-size", type=click.IntRange(min=1), required=True, help="Entries wanted.")
 @click.option("--output", required=True, metavar="FILE", help="The tokenizer.json to write.")
+@click.option(
+    "--kind",
+    type=click.Choice(["bpe", "wordpiece", "t5"]),
+    default="bpe",
+    show_default=True,
+    help="bpe: bytes, for GPT. wordpiece: for BERT. t5: bytes, with <pad>, </s>, sentinels.",
+)
+@click.option("--lowercase", is_flag=True, help="wordpiece: lower case, without accents.")
+@click.option(
+    "--sentinels",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="t5: how many <extra_id_N>.",
+)
 @click.option(
     "--text-key", default="text", show_default=True, help="Key of the text in JSON lines."
 )
@@ -40,13 +55,19 @@ def train(
     inputs: tuple[str, ...],
     vocab_size: int,
     output: str,
+    kind: str,
+    lowercase: bool,
+    sentinels: int,
     text_key: str,
     max_bad_fraction: float,
     split_lines: bool,
     pattern: str,
     overwrite: bool,
 ) -> None:
-    """Train a byte-level BPE tokenizer with the end-of-document token <|endoftext|>."""
+    """Train a tokenizer: byte-level BPE for GPT or T5, or WordPiece for BERT.
+
+    Documents end with <|endoftext|> (bpe), </s> (t5) or [SEP] (wordpiece).
+    """
     from preprocessing.run import Options
     from preprocessing.train_tokenizer import train_tokenizer
 
@@ -58,13 +79,20 @@ def train(
         pattern=pattern,
         overwrite=overwrite,
     )
-    size, report = train_tokenizer(inputs, output, options, vocab_size=vocab_size)
+    size, report = train_tokenizer(
+        inputs,
+        output,
+        options,
+        vocab_size=vocab_size,
+        kind="t5" if kind == "t5" else "wordpiece" if kind == "wordpiece" else "bpe",
+        lowercase=lowercase,
+        sentinels=sentinels,
+    )
     print_report(report)
     if size < vocab_size:
         click.echo(
             f"the text has pairs for {size} entries only, not {vocab_size}; set model.vocab_size "
-            "to "
-            f"{size} or more",
+            f"to {size} or more",
             err=True,
         )
     click.echo(f"{output}: {size:,} entries from {report.documents:,} documents")

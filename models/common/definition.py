@@ -21,6 +21,8 @@ class PlanOptions:
         isolate_documents: packed documents do not see each other.
         label_smoothing, z_loss: see ``LossOptions``.
         dtype: of activations; rotary tables are made in it.
+        lengths: tokens of a row, and of its decoder's part if there is one; balances the stages.
+            None: the model's longest.
     """
 
     seed: int = 0
@@ -28,6 +30,7 @@ class PlanOptions:
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     dtype: torch.dtype = torch.float32
+    lengths: tuple[int, int | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Legend: ``B`` batch, ``Q`` query and ``K`` key positions, ``N`` heads.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class AttentionMask:
         if allowed is None and self.causal:
             allowed = causal_rule(num_queries, num_keys, self.device)[None, None]
         if allowed is None:
-            return self.bias
+            return None if self.bias is None else self.bias.to(dtype)
         zero = torch.zeros((), dtype=dtype, device=allowed.device)
         base = zero if self.bias is None else self.bias.to(dtype)
         return torch.where(allowed, base, float("-inf"))
@@ -85,7 +85,37 @@ def document_mask(
         and has_flash_attention()
     ):
         documents = document_offsets(query_segments, isolate=isolate)
-    return AttentionMask(True, allowed, bias, window, key_segments.device, documents)
+    mask = AttentionMask(True, allowed, None, window, key_segments.device, documents)
+    return mask if bias is None else with_bias(mask, bias)
+
+
+def segment_mask(
+    query_segments: Tensor, key_segments: Tensor, *, bias: Tensor | None = None
+) -> AttentionMask:
+    """Attention in both directions inside documents; also of a decoder to its encoder.
+
+    Args:
+        query_segments: (B, Q); key_segments: (B, K), of the same or of another sequence.
+        bias: (1, N_T, Q, K) added to the scores, or None.
+    """
+    allowed = (query_segments[:, :, None] == key_segments[:, None, :])[:, None]
+    if query_segments is not key_segments:
+        # Padding may find no key of its own; it then sees all, and its result counts for nothing.
+        allowed = allowed | ~allowed.any(-1, keepdim=True)
+    documents = None
+    if query_segments.is_cuda and query_segments is key_segments and bias is None:
+        documents = (
+            document_offsets(query_segments, isolate=True) if has_flash_attention() else None
+        )
+    mask = AttentionMask(False, allowed, None, None, key_segments.device, documents)
+    return mask if bias is None else with_bias(mask, bias)
+
+
+def with_bias(mask: AttentionMask, bias: Tensor) -> AttentionMask:
+    """The rule and a bias (1, N_T, Q, K) as one tensor, made once for all layers of a stage."""
+    queries, keys = bias.shape[-2:]
+    dense = replace(mask, bias=bias).additive(bias.dtype, queries, keys)
+    return AttentionMask(False, None, dense, mask.window, mask.device)
 
 
 def has_flash_attention() -> bool:

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ds_engine.parallel.linear import ColumnParallelLinear, RowParallelLinear
-from ds_engine.parallel.parameter import normal
+from ds_engine.parallel.parameter import Init
+from ds_engine.parallel.random import Dropout
 from ds_engine.parallel.tensor_parallel import TensorParallel
+from models.common.state import HiddenState, LayerContext
 
 GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
@@ -23,7 +25,12 @@ def activate(name: str, x: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """``down(act(up(x)))``, or ``down(act(gate(x)) * up(x))`` with gate and up in one matrix."""
+    """``down(act(up(x)))``, or ``down(act(gate(x)) * up(x))`` with gate and up in one matrix.
+
+    Args:
+        init, output_init: starting values of the first and the second projection.
+        dropout: on the activations between the two (T5), or None.
+    """
 
     def __init__(
         self,
@@ -33,24 +40,31 @@ class MLP(nn.Module):
         tp: TensorParallel,
         *,
         bias: bool,
-        std: float,
-        output_std: float,
+        init: Init,
+        output_init: Init,
+        dropout: Dropout | None = None,
     ) -> None:
         super().__init__()
+        self.tp, self.dropout = tp, dropout
         self.gated = activation in GATES
         self.activation = GATES.get(activation, activation)
         blocks = (intermediate_size,) * (2 if self.gated else 1)
         self.up = ColumnParallelLinear(
-            hidden_size, sum(blocks), tp, bias=bias, init=normal(std), blocks=blocks
+            hidden_size, sum(blocks), tp, bias=bias, init=init, blocks=blocks
         )
         self.down = RowParallelLinear(
-            intermediate_size, hidden_size, tp, bias=bias, init=normal(output_std)
+            intermediate_size, hidden_size, tp, bias=bias, init=output_init
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, state: HiddenState, context: LayerContext) -> Tensor:
         """(B, S_T, H) -> (B, S_T, H)."""
         y = self.up(x)
         if self.gated:
             gate, y = y.chunk(2, -1)
-            return self.down(activate(self.activation, gate) * y)
-        return self.down(activate(self.activation, y))
+            y = activate(self.activation, gate) * y
+        else:
+            y = activate(self.activation, y)
+        if self.dropout is not None:
+            first = self.tp.rank * y.shape[-1]
+            y = self.dropout(y, state.sample_ids, first_channel=first)
+        return self.down(y)

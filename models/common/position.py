@@ -1,4 +1,4 @@
-"""Positions: learned tables, rotary embeddings with scaling, ALiBi slopes.
+"""Positions: learned tables, rotary embeddings with scaling, ALiBi slopes, relative buckets.
 
 Legend: ``B`` batch, ``S`` sequence, ``H`` hidden, ``N`` heads, ``D`` head dim, ``R`` rotary dims.
 """
@@ -114,10 +114,72 @@ def alibi_bias(slopes: Tensor, num_queries: int, num_keys: int) -> Tensor:
     return (slopes[:, None, None] * distance.clamp(max=0))[None]
 
 
+def relative_buckets(
+    distances: Tensor, num_buckets: int, max_distance: int, *, causal: bool
+) -> Tensor:
+    """Number of the bucket of each distance key - query (any shape, int64).
+
+    Raffel et al. 2020: the first half of the buckets counts single positions, the others grow
+    logarithmically up to ``max_distance``, beyond which all fall into the last one. Without
+    ``causal`` half of all buckets look ahead; with it, all look back and later keys count as 0.
+
+    In float32, because pretrained weights know the edges that it gives.
+    """
+    ahead = torch.zeros_like(distances)
+    if not causal:
+        num_buckets //= 2
+        ahead = num_buckets * (distances > 0)
+        distances = -distances.abs()
+    far = (-distances).clamp(min=0)
+    exact = num_buckets // 2
+    steps = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    coarse = exact + (steps * (num_buckets - exact)).long()
+    return ahead + torch.where(far < exact, far, coarse.clamp(max=num_buckets - 1))
+
+
+class RelativeBias(nn.Module):
+    """T5's learned bias on attention scores by bucket of distance, for this rank's heads.
+
+    One table for all layers of a stack (``SharedSpec``). Distances are those in the row: inside one
+    document they are those in the document, and documents do not see each other.
+    """
+
+    def __init__(
+        self,
+        num_buckets: int,
+        max_distance: int,
+        num_heads: int,
+        tp: TensorParallel,
+        init: Init,
+        *,
+        causal: bool,
+    ) -> None:
+        super().__init__()
+        self.max_distance, self.num_buckets, self.causal = max_distance, num_buckets, causal
+        self.weight = make_parameter((num_buckets, num_heads), tp, init, dim=1)
+
+    def forward(self, num_queries: int, num_keys: int) -> Tensor:
+        """(1, N_T, Q, K); the last query stands at the last key."""
+        # On the CPU: a logarithm on another device might put an edge on its other side.
+        distances = torch.arange(1 - num_keys, num_keys)
+        buckets = relative_buckets(
+            distances, self.num_buckets, self.max_distance, causal=self.causal
+        )
+        keys = torch.arange(num_keys)
+        index = num_keys - 1 + keys[None, :] - keys[num_keys - num_queries :, None]
+        buckets = buckets[index].to(self.weight.device)
+        return F.embedding(buckets, self.weight).permute(2, 0, 1)[None]
+
+
 class PositionEmbedding(nn.Module):
     """Adds learned positions (if any) to the word embeddings and applies embedding dropout.
 
     A layer of its own, so that the tied word table holds nothing that the last stage does not use.
+
+    Args:
+        num_positions: rows of the table of positions; None: no table.
+        num_token_types: rows of the table of token types (BERT); 0: no table.
+        norm: over the sum (BERT), or None.
     """
 
     def __init__(
@@ -127,20 +189,31 @@ class PositionEmbedding(nn.Module):
         tp: TensorParallel,
         init: Init,
         dropout: Dropout,
+        *,
+        num_token_types: int = 0,
+        norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.tp = tp
-        shape = (num_positions or 0, hidden_size)
-        self.weight = make_parameter(shape, tp, init) if num_positions else None
-        self.dropout = dropout
 
-    def forward(self, state: HiddenState, context: LayerContext) -> HiddenState:
-        """Hidden (B, S_T, H) plus the table's rows at this shard's positions."""
+        def table(rows: int) -> nn.Parameter | None:
+            return make_parameter((rows, hidden_size), tp, init) if rows else None
+
+        self.weight = table(num_positions or 0)
+        self.token_types = table(num_token_types)
+        self.norm, self.dropout = norm, dropout
+
+    def forward(
+        self, state: HiddenState, context: LayerContext, token_types: Tensor | None = None
+    ) -> HiddenState:
+        """Hidden (B, S_T, H) plus the tables' rows at this shard's positions."""
         x = state.hidden
         first = self.tp.rank * x.shape[1] if self.tp.scatters_sequence else 0
-        if self.weight is not None:
-            positions = state.positions
-            if self.tp.scatters_sequence:
-                positions = own_part(positions, self.tp, 1)
-            x = x + F.embedding(positions, local_weight(self.weight, self.tp))
+        for index, weight in ((state.positions, self.weight), (token_types, self.token_types)):
+            if weight is not None:
+                assert index is not None
+                own = own_part(index, self.tp, 1) if self.tp.scatters_sequence else index
+                x = x + F.embedding(own, local_weight(weight, self.tp))
+        if self.norm is not None:
+            x = self.norm(x)
         return state._replace(hidden=self.dropout(x, state.sample_ids, first))

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from ds_engine.data.causal_lm import CausalLM
-from ds_engine.data.indexed import IndexedDataset, IndexedWriter
+from ds_engine.data.indexed import IndexedDataset
+from ds_engine.data.indexed_writer import IndexedWriter
 from ds_engine.data.samples import ShuffledSamples
 
 
@@ -43,7 +44,7 @@ def measure(
         samples = ShuffledSamples(data, sequence_length=sequence_length, seed=1)
         _ = samples[0]
         built = time.process_time()
-        objective = CausalLM()
+        objective = CausalLM(sequence_length)
         numbers = range(1, lookups + 1)
         per_sample = []
         per_row = []

@@ -1,6 +1,7 @@
 """The promise of the strict reader: no misspelt key ever passes, at any level, in any section."""
 
 import copy
+import dataclasses
 import re
 import string
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from ds_engine.config.load import read_run
 from ds_engine.errors import ConfigError
 from models.registry import read_model
-from tests.config.samples import full_run
+from tests.config.samples import MODELS, full_run
 
 FULL = full_run()
 
@@ -32,10 +33,15 @@ def key_places(tree: object, prefix: tuple = ()) -> list[tuple]:
 PLACES = [place for place in key_places(FULL) if "tags" not in place[:-1]]
 
 
+MODEL_PLACES = {
+    family: key_places(dataclasses.asdict(model), ("model",)) for family, model in MODELS.items()
+}
+
+
 @st.composite
-def typos(draw) -> tuple[tuple, str]:
+def typos(draw, places=PLACES) -> tuple[tuple, str]:
     """A place, and its key with one character inserted, removed, replaced or two swapped."""
-    place = draw(st.sampled_from(PLACES))
+    place = draw(st.sampled_from(places))
     key = place[-1]
     at = draw(st.integers(0, len(key) - 1))
     letter = draw(st.sampled_from(string.ascii_lowercase + "_-"))
@@ -62,10 +68,7 @@ def test_the_sample_itself_is_accepted() -> None:
     assert len(PLACES) > 200
 
 
-@given(typos())
-def test_every_typo_is_refused_and_the_right_key_is_named(typo) -> None:
-    place, wrong = typo
-    run = copy.deepcopy(FULL)
+def check_typo(run: dict, place: tuple, wrong: str) -> None:
     target = run
     for key in place[:-1]:
         target = target[key]
@@ -79,6 +82,18 @@ def test_every_typo_is_refused_and_the_right_key_is_named(typo) -> None:
     assert lines or not wrong, str(caught.value)
     hint = lines[0].split(" is not", 1)[1] if lines else str(caught.value)
     assert re.search(rf"(?<!\w){place[-1]}(?!\w)", hint), hint
+
+
+@given(typos())
+def test_every_typo_is_refused_and_the_right_key_is_named(typo) -> None:
+    check_typo(copy.deepcopy(FULL), *typo)
+
+
+@pytest.mark.parametrize("family", ["t5", "bert"])
+@given(st.data())
+def test_every_typo_in_a_model_is_refused(family, data) -> None:
+    run = {**copy.deepcopy(FULL), "model": dataclasses.asdict(MODELS[family])}
+    check_typo(run, *data.draw(typos(MODEL_PLACES[family])))
 
 
 @given(st.sampled_from(PLACES), st.sampled_from([object(), [], {}, "x", True, None, -1, 2.5]))

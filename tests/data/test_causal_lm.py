@@ -3,10 +3,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_engine.data.causal_lm import CausalLM
-from ds_engine.data.indexed import IndexedDataset, IndexedWriter
+from ds_engine.data.indexed import IndexedDataset
+from ds_engine.data.indexed_writer import IndexedWriter
 from ds_engine.data.samples import Sample, SequentialSamples
 
 EOD = 9
+
+
+class Read:
+    """A row with names."""
+
+    def __init__(self, row):
+        self.tokens, self.positions, self.segments = row.inputs
+        self.labels, self.loss_mask = row.targets
 
 
 def sample(tokens, starts, num_valid=None):
@@ -16,7 +25,7 @@ def sample(tokens, starts, num_valid=None):
 
 def test_packed_documents_are_isolated():
     # ... 5 EOD | 1 2 EOD | 3: the row begins inside a document.
-    row = CausalLM(isolate_documents=True)(sample([5, EOD, 1, 2, EOD, 3], [2, 5]))
+    row = Read(CausalLM(5, isolate_documents=True)(sample([5, EOD, 1, 2, EOD, 3], [2, 5])))
     assert row.tokens.tolist() == [5, EOD, 1, 2, EOD]
     assert row.labels.tolist() == [EOD, 1, 2, EOD, 3]
     assert row.segments.tolist() == [0, 0, 1, 1, 1]
@@ -26,24 +35,24 @@ def test_packed_documents_are_isolated():
 
 
 def test_without_isolation_the_row_is_one_stream():
-    row = CausalLM(isolate_documents=False)(sample([5, EOD, 1, 2, EOD, 3], [2, 5]))
+    row = Read(CausalLM(5, isolate_documents=False)(sample([5, EOD, 1, 2, EOD, 3], [2, 5])))
     assert row.segments.tolist() == [0] * 5
     assert row.positions.tolist() == [0, 1, 2, 3, 4]
     assert row.loss_mask.tolist() == [1] * 5
 
 
 def test_end_of_document_ids_inside_a_document_do_not_split_it():
-    row = CausalLM()(sample([EOD, EOD, EOD, EOD], [0]))
+    row = Read(CausalLM(5)(sample([EOD, EOD, EOD, EOD], [0])))
     assert row.segments.tolist() == [0, 0, 0]
     assert row.loss_mask.tolist() == [1, 1, 1]
 
 
 def test_padding_is_a_segment_without_loss():
-    row = CausalLM()(sample([1, 2, 3, 0, 0, 0], [0, 2], num_valid=3))
+    row = Read(CausalLM(5)(sample([1, 2, 3, 0, 0, 0], [0, 2], num_valid=3)))
     assert row.segments.tolist() == [0, 0, 1, 2, 2]
     assert row.positions.tolist() == [0, 1, 0, 0, 1]
     assert row.loss_mask.tolist() == [1, 0, 0, 0, 0]
-    empty = CausalLM()(Sample(np.zeros(4, np.int64), np.zeros(0, np.int64), 0))
+    empty = Read(CausalLM(5)(Sample(np.zeros(4, np.int64), np.zeros(0, np.int64), 0)))
     assert empty.loss_mask.tolist() == [0, 0, 0]
 
 
@@ -64,7 +73,7 @@ def test_rows_give_the_documents_back(tmp_path_factory, documents, size):
     rebuilt = []
     predicted = 0
     for index in range(len(samples)):
-        row = CausalLM()(samples[index])
+        row = Read(CausalLM(5)(samples[index]))
         valid = min(samples[index].num_valid, size)
         for at in range(valid):
             begins_document = at in samples[index].starts

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ds_engine.data.indexed import (
     IndexedDataset,
-    IndexedWriter,
     sequence_offsets,
     smallest_dtype_code,
 )
+from ds_engine.data.indexed_writer import IndexedWriter
 from ds_engine.errors import DataError
 
 
@@ -73,6 +73,59 @@ def test_round_trip(tmp_path_factory, documents, batched):
     assert data.lengths.tolist() == [len(document) for document in documents]
     assert data.num_tokens == sum(map(len, documents))
     assert data.lengths.dtype == np.int64
+
+
+PARTS = st.lists(st.lists(st.lists(st.integers(0, 999), max_size=4), max_size=4), max_size=6)
+
+
+@given(PARTS, st.integers(1, 6))
+@settings(max_examples=30, deadline=None)
+def test_documents_of_several_sequences(tmp_path_factory, documents, batch):
+    folder = tmp_path_factory.mktemp("parts")
+    with IndexedWriter(folder / "a", vocab_size=1000) as writer:
+        for low in range(0, len(documents), batch):
+            some = documents[low : low + batch]
+            sequences = [sequence for document in some for sequence in document]
+            writer.add_documents(
+                [token for sequence in sequences for token in sequence],
+                list(map(len, sequences)),
+                list(map(len, some)),
+            )
+    with IndexedWriter(folder / "b", vocab_size=1000) as writer:
+        for document in documents:
+            for sequence in document:
+                writer.add_sequence(sequence)
+            writer.end_document()
+    for ending in (".bin", ".idx"):
+        assert (folder / f"a{ending}").read_bytes() == (folder / f"b{ending}").read_bytes()
+    data = IndexedDataset(folder / "a")
+    starts, offsets = data.document_sequences(), data.sequence_token_offsets()
+    assert (len(starts), len(offsets)) == (len(documents) + 1, len(data) + 1)
+    assert (starts.dtype, offsets.dtype) == (np.int64, np.int64)
+    assert [
+        [data.tokens[offsets[i] : offsets[i + 1]].tolist() for i in range(*starts[d : d + 2])]
+        for d in range(data.num_documents)
+    ] == documents
+    assert data.document_offsets().tolist() == offsets[starts].tolist()
+
+
+@pytest.mark.parametrize("counts", [[1], [2, 1], [3, -1], []])
+def test_sequences_that_do_not_make_the_documents_are_refused(tmp_path, counts):
+    with (
+        pytest.raises(DataError, match="do not divide the 2 sequences"),
+        IndexedWriter(tmp_path / "a", vocab_size=9) as writer,
+    ):
+        writer.add_documents([1, 2, 3], [1, 2], counts)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_document_begun_by_hand_is_ended_first(tmp_path):
+    with (
+        pytest.raises(DataError, match="was not ended"),
+        IndexedWriter(tmp_path / "a", vocab_size=9) as writer,
+    ):
+        writer.add_sequence([1])
+        writer.add_documents([2], [1])
 
 
 @pytest.mark.parametrize(("vocab_size", "code"), [(1, 8), (65535, 8), (65536, 8), (65537, 4)])

@@ -27,7 +27,7 @@ class Numbers:
 def loader(dataset=None, mbs=2, rank=0, dp=1, prefetch=2):
     return BatchLoader(
         dataset or Numbers(),
-        CausalLM(),
+        CausalLM(4),
         micro_batch_size=mbs,
         data_parallel_rank=rank,
         data_parallel_size=dp,
@@ -59,9 +59,9 @@ def test_a_step_consumes_the_same_samples_in_every_layout(dp, mbs, prefetch):
         for rank in range(dp):
             with loader(mbs=mbs, rank=rank, dp=dp, prefetch=prefetch) as batches:
                 for number, (inputs, _) in enumerate(batches.step(first, global_batch)):
-                    assert inputs.sample_ids[0] == first + (number * dp + rank) * mbs
-                    assert inputs.tokens[:, 0].tolist() == inputs.sample_ids.tolist()
-                    found += inputs.sample_ids.tolist()
+                    assert inputs[-1][0] == first + (number * dp + rank) * mbs
+                    assert inputs[0][:, 0].tolist() == inputs[-1].tolist()
+                    found += inputs[-1].tolist()
         assert sorted(found) == list(range(first, first + global_batch))
 
 

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_engine.data.indexed import IndexedDataset, IndexedWriter
+from ds_engine.data.indexed import IndexedDataset
+from ds_engine.data.indexed_writer import IndexedWriter
 from ds_engine.data.samples import RandomOrder, SequentialSamples, ShuffledSamples, permutation
 from ds_engine.errors import DataError
 

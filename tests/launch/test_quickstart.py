@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ds_engine.data.indexed import IndexedWriter
+from ds_engine.data.indexed_writer import IndexedWriter
 from ds_engine.errors import DataError
 from ds_engine.training.tracking.jsonl import read_log
 from launch.quickstart import unigram_entropy

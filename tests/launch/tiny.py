@@ -61,7 +61,7 @@ def write_run(folder: Path) -> Path:
     """``run.json`` with data and a tokenizer beside it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from ds_engine.data.indexed import IndexedWriter
+    from ds_engine.data.indexed_writer import IndexedWriter
 
     random = np.random.default_rng(3)
     for name, documents in (("train", 200), ("validation", 20)):

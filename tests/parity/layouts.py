@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.parity.families import FAMILIES, SEQUENCE
+from tests.parity.families import DECODER_SEQUENCE, FAMILIES, SEQUENCE
 
 STEPS = 5
 GLOBAL_BATCH = 8
@@ -75,10 +75,16 @@ def adam() -> Any:
 
 
 def synthetic(family: str) -> Any:
-    from ds_engine.verify import SyntheticData
+    from ds_engine.parallel.tensor_parallel import TensorParallel
+    from ds_engine.synthetic import SyntheticData
 
     config = FAMILIES[family].config
-    return SyntheticData(config.vocab_size, SEQUENCE, GLOBAL_BATCH)
+    return SyntheticData.for_plan(
+        plan_for(family, TensorParallel.single()),
+        vocab_size=config.vocab_size,
+        lengths=(SEQUENCE, DECODER_SEQUENCE if config.is_encoder_decoder else None),
+        global_batch=GLOBAL_BATCH,
+    )
 
 
 def plan_for(family: str, tp: Any, *, bf16: bool = False) -> Any:

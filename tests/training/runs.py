@@ -14,12 +14,17 @@ from tests.parity.families import SEQUENCE
 from tests.parity.layouts import GLOBAL_BATCH, Layout, deepspeed_config, plan_for
 
 VOCABULARY = 61
-CLOCK = {"train/step_seconds", "train/data_wait_seconds", "train/tokens_per_second"}
+CLOCK = {
+    "train/step_seconds",
+    "train/data_wait_seconds",
+    "train/tokens_per_second",
+    "train/samples_per_second",
+}
 
 
 def write_data(folder: Path) -> Path:
     """Two training sources and one for validation, with documents of unequal length."""
-    from ds_engine.data.indexed import IndexedWriter
+    from ds_engine.data.indexed_writer import IndexedWriter
 
     random = np.random.default_rng(5)
     for name, documents in (("a", 60), ("b", 30), ("validation", 12)):
@@ -125,9 +130,10 @@ def assemble(job: Job) -> Parts:
     step, reports, recorder = make_step(job), [], Recorder()
     checkpointer = make_checkpointer(job, step, reports) if job.root else None
     state = (checkpointer.resume() if checkpointer else None) or TrainState()
+    objective = CausalLM(SEQUENCE)
     dataset = build_dataset(
         [SourceConfig(str(job.data / name), w) for name, w in zip("ab", job.weights, strict=True)],
-        sequence_length=SEQUENCE,
+        objective,
         seed=3,
         vocab_size=VOCABULARY,
         state=state.blend or None,
@@ -137,7 +143,7 @@ def assemble(job: Job) -> Parts:
     context = step.context
     loader = BatchLoader(
         dataset,
-        CausalLM(),
+        objective,
         micro_batch_size=job.layout.micro,
         data_parallel_rank=context.get_data_parallel_rank(),
         data_parallel_size=context.get_data_parallel_world_size(),
@@ -145,10 +151,8 @@ def assemble(job: Job) -> Parts:
     evaluator = None
     if job.evaluate_every:
         evaluator = Evaluator(
-            build_validation(
-                [SourceConfig(str(job.data / "validation"))], sequence_length=SEQUENCE
-            ),
-            CausalLM(),
+            build_validation([SourceConfig(str(job.data / "validation"))], objective),
+            objective,
             step,
             micro_batch_size=job.layout.micro,
             max_samples=11,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,11 +82,11 @@ def plain_cross_entropy(data: Path) -> tuple[float, int]:
     from tests.parity.families import SEQUENCE
 
     model = SequentialModel(plan_for("llama_dropout", TensorParallel.single())).eval()
-    dataset = build_validation([SourceConfig(str(data / "validation"))], sequence_length=SEQUENCE)
+    dataset = build_validation([SourceConfig(str(data / "validation"))], CausalLM(SEQUENCE))
     assert len(dataset) > SAMPLES
     loader = BatchLoader(
         dataset,
-        CausalLM(),
+        CausalLM(SEQUENCE),
         micro_batch_size=SAMPLES,
         data_parallel_rank=0,
         data_parallel_size=1,
@@ -149,23 +150,23 @@ def test_exactly_the_asked_samples_are_read(micro: int, size: int, most: int, us
     from ds_engine.data.causal_lm import CausalLM
     from ds_engine.parallel.context import ParallelContext
     from ds_engine.parallel.dims import ParallelDims
-    from ds_engine.training.evaluate import Evaluator
+    from ds_engine.training.evaluate import Evaluator, TermTotals
 
     class Step:
         reads_data = True
         context = ParallelContext(ParallelDims(), 0, None, None, None)
 
-        def evaluate(self, batches: Any, count: int) -> tuple[float, int]:
+        def evaluate(self, batches: Any, count: int) -> TermTotals:
             tokens = seen = 0
             for seen, (_, (_, mask)) in enumerate(batches, 1):
                 # Read one by one: a whole validation set may not fit into memory.
                 assert len(dataset.read) == min(used, seen * micro)
                 tokens += int(mask.sum())
             assert seen == count
-            return 0.0, tokens
+            return TermTotals(("loss",), (0.0,), (tokens,))
 
     dataset = _Numbered(size)
-    evaluator = Evaluator(dataset, CausalLM(), Step(), micro_batch_size=micro, max_samples=most)
+    evaluator = Evaluator(dataset, CausalLM(4), Step(), micro_batch_size=micro, max_samples=most)
     assert evaluator.run().tokens == 4 * used
     assert sorted(dataset.read) == list(range(used))
 
@@ -204,18 +205,21 @@ def test_a_bare_model_computes_where_it_is_told() -> None:
     """With offload the parameters lie elsewhere than the engine computes."""
     from ds_engine.parallel.context import ParallelContext
     from ds_engine.parallel.dims import ParallelDims
-    from ds_engine.training.evaluate import ModelStep
+    from ds_engine.pipeline.targets import TermSums
+    from ds_engine.training.evaluate import ModelStep, TermTotals
 
     class Offloaded(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.zeros(1, device="meta"))
+            self.plan, self.terms = SimpleNamespace(loss_names=("loss",)), TermSums()
 
         def forward(self, inputs: Any, labels: Any) -> torch.Tensor:
             assert {t.device.type for t in (*inputs, *labels)} == {"cpu"}
-            return labels[1].sum()
+            return self.terms.add(labels[1].sum())
 
     context = ParallelContext(ParallelDims(), 0, None, None, None)
     batch = ((torch.zeros(2, 3),), (torch.zeros(2, 3), torch.ones(2, 3)))
-    step = ModelStep(Offloaded(), context, torch.device("cpu"))
-    assert step.evaluate(iter([batch, batch]), 2) == (12.0, 12)
+    model: Any = Offloaded()
+    step = ModelStep(model, model, context, torch.device("cpu"))
+    assert step.evaluate(iter([batch, batch]), 2) == TermTotals(("loss",), (12.0,), (12,))

@@ -33,11 +33,12 @@ def test_a_window_counts_steps_tokens_and_waiting():
         with timer.waiting():
             clock.pass_time(0.5)
         clock.pass_time(1.5)
-        timer.step(tokens=1000)
+        timer.step(tokens=1000, samples=10)
     assert timer.report() == {
         "train/step_seconds": 2.0,
         "train/data_wait_seconds": 0.5,
         "train/tokens_per_second": 500.0,
+        "train/samples_per_second": 5.0,
     }
 
 
@@ -45,10 +46,10 @@ def test_the_next_window_starts_at_the_report():
     clock = Clock()
     timer = StepTimer(clock=clock)
     clock.pass_time(1.0)
-    timer.step(tokens=10)
+    timer.step(tokens=10, samples=10)
     timer.report()
     clock.pass_time(4.0)
-    timer.step(tokens=10)
+    timer.step(tokens=10, samples=10)
     assert timer.report()["train/tokens_per_second"] == 2.5
 
 
@@ -56,7 +57,7 @@ def test_evaluation_and_checkpoints_do_not_slow_the_steps_down():
     clock = Clock()
     timer = StepTimer(clock=clock)
     clock.pass_time(2.0)
-    timer.step(tokens=100)
+    timer.step(tokens=100, samples=10)
     with pytest.raises(RuntimeError), timer.excluded():
         clock.pass_time(50.0)
         raise RuntimeError
@@ -71,39 +72,39 @@ def test_a_report_inside_an_excluded_block_leaves_both_windows_right():
         timer.report()
         clock.pass_time(20.0)
     clock.pass_time(3.0)
-    timer.step(tokens=6)
+    timer.step(tokens=6, samples=10)
     assert timer.report()["train/step_seconds"] == 3.0
 
 
 def test_utilisation_is_left_out_unless_both_numbers_are_given():
-    for numbers in ({"flops_per_token": 1e9}, {"peak_tflops": 1.0}):
+    for numbers in ({"flops_per_sample": 1e9}, {"peak_tflops": 1.0}):
         clock = Clock()
         timer = StepTimer(clock=clock, **numbers)
         clock.pass_time(1.0)
-        timer.step(tokens=1)
+        timer.step(tokens=1, samples=10)
         assert "train/mfu" not in timer.report()
     clock = Clock()
-    timer = StepTimer(clock=clock, flops_per_token=6e9, peak_tflops=300.0, devices=4)
+    timer = StepTimer(clock=clock, flops_per_sample=6e13, peak_tflops=300.0, devices=4)
     clock.pass_time(1.0)
-    timer.step(tokens=100_000)
+    timer.step(tokens=100_000, samples=10)
     assert timer.report()["train/mfu"] == pytest.approx(0.5)
 
 
 def test_utilisation_by_hand():
-    # 1e9 parameters at 6 FLOPs each and 25,000 tokens/s are 150 TFLOP/s.
+    # 1e9 parameters at 6 FLOPs each and 25 samples of 1000 tokens a second are 150 TFLOP/s.
     value = model_flops_utilisation(
-        tokens_per_second=25_000, flops_per_token=6e9, peak_tflops=300, devices=1
+        samples_per_second=25, flops_per_sample=6e12, peak_tflops=300, devices=1
     )
     assert value == pytest.approx(0.5)
     with pytest.raises(ValueError, match="peak_tflops = 0"):
-        model_flops_utilisation(tokens_per_second=1, flops_per_token=1, peak_tflops=0, devices=1)
+        model_flops_utilisation(samples_per_second=1, flops_per_sample=1, peak_tflops=0, devices=1)
 
 
 def test_no_step_no_speed_and_no_time_no_division():
     clock = Clock()
     timer = StepTimer(clock=clock, memory=lambda: 3 * GIB)
     assert timer.report() == {"train/memory_gib": 3.0}
-    timer.step(tokens=5)
+    timer.step(tokens=5, samples=10)
     assert timer.report() == {
         "train/step_seconds": 0.0,
         "train/data_wait_seconds": 0.0,
