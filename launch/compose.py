@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ds_engine.config.deepspeed import precision
 from ds_engine.config.schema import RunConfig
 from ds_engine.parallel.tensor_parallel import TensorParallel
 from ds_engine.pipeline.plan import LayerPlan
+from ds_engine.training.checkpoint import files
+from ds_engine.training.checkpoint.weights import FullWeights
+from ds_engine.training.run_folder import RunFolder
 from launch.check import ResolvedRun
 from models.common.definition import ModelDefinition, PlanOptions
 from models.registry import ModelConfig, load_definition
@@ -41,3 +47,28 @@ def make_plan(
 def plan_of(resolved: ResolvedRun, tp: TensorParallel) -> LayerPlan:
     """``make_plan`` of a checked run in its own precision."""
     return make_plan(resolved.run, resolved.model, tp, dtype=run_dtype(resolved.deepspeed))
+
+
+def initial_weights(
+    run: RunConfig, model: ModelConfig, report: Callable[[str], None]
+) -> Callable[[dict[str, nn.Parameter]], None] | None:
+    """What fills a new run's parameters from ``checkpoint.initialize_from``; None: nothing does.
+
+    Raises:
+        CheckpointError: there are no usable weights.
+    """
+    source = run.checkpoint.initialize_from
+    goes_on = files.checkpoints(RunFolder(Path(run.checkpoint.directory)).checkpoints)
+    if source is None or goes_on:
+        return None
+    checkpoint = files.find(Path(source))
+    definition: ModelDefinition = load_definition(model.family)
+
+    def fill(parameters: dict[str, nn.Parameter]) -> None:
+        missing = FullWeights(checkpoint).initialize(
+            parameters, heads=definition.heads, aliases=definition.aliases
+        )
+        new = f"; new are {', '.join(missing)}" if missing else ""
+        report(f"starting from the weights of {checkpoint}{new}")
+
+    return fill

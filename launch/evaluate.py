@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ds_engine.config.schema import SourceConfig
-from ds_engine.data.causal_lm import CausalLM
 from ds_engine.data.dataset import build_validation
 from ds_engine.errors import ConfigError
 from ds_engine.training.evaluate import Evaluation, Evaluator, ModelStep
 from launch.inference import connect, load_model, open_run
+from launch.objective import make_objective
 
 
 def evaluate_run(
@@ -38,15 +38,13 @@ def evaluate_run(
         raise ConfigError("the run has no data.validation; name indexed data with --data PREFIX")
     context = connect(tensor)
     model = load_model(saved, context.tensor_parallel(sequence_parallel=False))
-    dataset = build_validation(
-        sources,
-        sequence_length=saved.run.data.sequence_length,
-        vocab_size=saved.model.vocab_size,
-    )
+    objective = make_objective(saved.run, saved.model, saved.tokenizer)
+    dataset = build_validation(sources, objective, vocab_size=saved.model.vocab_size)
     evaluator = Evaluator(
         dataset,
-        CausalLM(saved.run.data.isolate_documents),
-        ModelStep(model, context, next(model.parameters()).device),
+        objective,
+        ModelStep(model, model, context, next(model.parameters()).device),
+        model.plan,
         micro_batch_size=micro_batch_size,
         max_samples=max_samples or len(dataset),
     )

@@ -7,8 +7,14 @@ from pathlib import Path
 
 from ds_engine.errors import ConfigError
 from ds_engine.inference.fill_mask import fill_mask
-from launch.inference import connect, load_model, open_run, run_special_ids, run_tokenizer
-from preprocessing.special_tokens import encode_marked
+from launch.inference import (
+    connect,
+    encode_with_gaps,
+    load_model,
+    open_run,
+    run_special_ids,
+    run_tokenizer,
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ def fill_texts(
         )
     names = {number: piece for piece, number in words.vocabulary.items()}
     marks = {names[ids.mask]: ids.mask}
-    rows = [[ids.cls, *encode_marked(words, text, tokens=marks), ids.sep] for text in texts]
+    rows = [[ids.cls, *encode_with_gaps(words, text, marks), ids.sep] for text in texts]
     for text, row in zip(texts, rows, strict=True):
         if ids.mask not in row:
             raise ConfigError(

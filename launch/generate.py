@@ -16,12 +16,12 @@ from ds_engine.pipeline.sequential import SequentialModel
 from launch.inference import (
     SavedRun,
     connect,
+    encode_with_gaps,
     load_model,
     open_run,
     run_special_ids,
     run_tokenizer,
 )
-from preprocessing.special_tokens import encode_marked
 from preprocessing.tokenize import Tokenizer
 
 
@@ -137,7 +137,7 @@ def _answers(
     names = {name: number for name, number in words.vocabulary.items() if number in sentinels}
     # mT5's sentinels begin with the sign of a space, which nobody types.
     typed = {name.removeprefix("\u2581"): number for name, number in names.items()}
-    sources = [[*encode_marked(words, text, tokens=typed), ids.eos] for text in prompts]
+    sources = [[*encode_with_gaps(words, text, typed), ids.eos] for text in prompts]
     limit = saved.model.position_limit
     if beams is None:
         new = generate_from(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from ds_engine.training.run_folder import RunFolder
 from launch.accelerator import local_device
 from launch.compose import make_plan
 from models.registry import ModelConfig, read_model
-from preprocessing.special_tokens import special_ids
+from preprocessing.special_tokens import encode_marked, special_ids
 from preprocessing.tokenize import Tokenizer, load_tokenizer
 
 
@@ -111,6 +112,22 @@ def run_special_ids(saved: SavedRun, tokenizer: Tokenizer) -> SpecialIds:
         ConfigError: the tokenizer lacks one that the run names.
     """
     return special_ids(tokenizer, names=asdict(saved.run.data.objective.special_tokens))
+
+
+def encode_with_gaps(tokenizer: Tokenizer, text: str, gaps: Mapping[str, int]) -> list[int]:
+    """Encode text in which names of special tokens stand for missing words.
+
+    One space before such a name goes: the tokenizers that write a space into the word behind it
+    had it in the word that is missing, and the others do not see it.
+
+    Args:
+        tokenizer: of the rest.
+        text: such as ``import [MASK]``.
+        gaps: id of each name.
+    """
+    for name in gaps:
+        text = text.replace(f" {name}", name)
+    return encode_marked(tokenizer, text, tokens=gaps)
 
 
 def connect(tensor: int) -> ParallelContext:

@@ -43,7 +43,6 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
     # Heavy imports come after the checks, so that a typing error costs a second and not ten.
     import torch
 
-    from ds_engine.data.causal_lm import CausalLM
     from ds_engine.data.dataset import build_dataset, build_validation
     from ds_engine.data.loader import BatchLoader
     from ds_engine.training.batch_warmup import global_batch_size
@@ -63,8 +62,9 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
     from ds_engine.training.stop import EXIT_STOPPED
     from ds_engine.training.tracking.build import build_tracker
     from ds_engine.training.trainer import Trainer, TrainerSettings, accelerator_memory
-    from launch.compose import plan_of, run_dtype
+    from launch.compose import initial_weights, plan_of, run_dtype
     from launch.doctor_probes import has_wandb_key
+    from launch.objective import make_objective
     from preprocessing.tokenize import tokenizer_files
 
     def report(text: str) -> None:
@@ -87,13 +87,16 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
             report(f"warning: {warning}")
 
     # The model, its engine, and where it stood.
+    objective = make_objective(run, resolved.model)
     tp = context.tensor_parallel(sequence_parallel=run.parallel.sequence)
+    plan = plan_of(resolved, tp)
     step = build_train_step(
-        plan_of(resolved, tp),
+        plan,
         context,
         resolved.deepspeed,
         partition=run.parallel.partition,
         recompute_every=run.training.activation_checkpointing.every or 0,
+        initial=initial_weights(run, resolved.model, report),
     )
     report(f"{resolved.model.num_parameters():,} parameters, {dims.describe()}; {batch.explain()}")
     checkpointer = Checkpointer(
@@ -114,14 +117,13 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
     # The data, from where it stood.
     dataset = build_dataset(
         run.data.train,
-        sequence_length=run.data.sequence_length,
+        objective,
         seed=run.seed,
         vocab_size=resolved.model.vocab_size,
         state=state.blend or None,
         first_sample=state.consumed_samples,
     )
     state.blend = dataset.state()
-    objective = CausalLM(run.data.isolate_documents)
     loader = BatchLoader(
         dataset,
         objective,
@@ -133,14 +135,13 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
     evaluator = None
     if run.data.validation:
         validation = build_validation(
-            run.data.validation,
-            sequence_length=run.data.sequence_length,
-            vocab_size=resolved.model.vocab_size,
+            run.data.validation, objective, vocab_size=resolved.model.vocab_size
         )
         evaluator = Evaluator(
             validation,
             objective,
             step,
+            plan,
             micro_batch_size=batch.micro_batch_size,
             max_samples=run.training.evaluate_batches * batch.train_batch_size,
         )
@@ -180,7 +181,9 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
         tracker=tracker,
         timer=StepTimer(
             devices=dims.world,
-            flops_per_token=resolved.model.flops_per_token(run.data.sequence_length),
+            flops_per_sample=resolved.model.flops_per_sample(
+                run.data.sequence_length, run.data.decoder_sequence_length
+            ),
             peak_tflops=run.tracking.peak_tflops,
             memory=lambda: accelerator_memory(step.engine),
         ),

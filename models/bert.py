@@ -67,12 +67,12 @@ class _Outputs(NamedTuple):
 
     Attributes:
         hidden: (B, S_T, H).
-        sentence_loss: a scalar, or None without a sentence head or labels.
+        sentence: what ``Classifier.loss`` returns, or None without a sentence head or labels.
         bias: (V_T,) of the head for words, from the layer before it.
     """
 
     hidden: Tensor
-    sentence_loss: Tensor | None = None
+    sentence: Tensor | None = None
     bias: Tensor | None = None
 
 
@@ -105,7 +105,7 @@ def _sentence(module: nn.Module, state: BertState, context: LayerContext) -> _Ou
 
 def _transform(module: nn.Module, state: BertState | _Outputs, context: LayerContext) -> _Outputs:
     hidden, bias = module(state.hidden)
-    sentence = state.sentence_loss if isinstance(state, _Outputs) else None
+    sentence = state.sentence if isinstance(state, _Outputs) else None
     return _Outputs(hidden, sentence, bias)
 
 
@@ -117,9 +117,9 @@ def _words(module: nn.Module, outputs: _Outputs, context: LayerContext, *, tied:
         result = module(outputs.hidden, words, outputs.bias, as_head=True)
     else:
         result = module(outputs.hidden, words, outputs.bias)
-    if outputs.sentence_loss is None:
+    if outputs.sentence is None:
         return result
-    return torch.stack([result, outputs.sentence_loss])
+    return torch.cat([result.reshape(1), outputs.sentence])
 
 
 def _classify(module: nn.Module, state: BertState, context: LayerContext) -> Tensor:
@@ -313,4 +313,8 @@ def build_plan(config: BertConfig, tp: TensorParallel, options: PlanOptions) -> 
     )
 
 
-BERT_DEFINITION = ModelDefinition(plan=build_plan)
+BERT_DEFINITION = ModelDefinition(
+    plan=build_plan,
+    heads=("sentence.", "mlm.", "head.", "classifier."),
+    aliases={"classifier.pooler.": "sentence.pooler."},
+)

@@ -29,9 +29,15 @@ ARROWS = {
         "ds_engine.config",
     ),
     "ds_engine.inference": ("ds_engine.pipeline", "ds_engine.parallel", "ds_engine.config"),
+    "ds_engine.synthetic": ("ds_engine.pipeline", "ds_engine.parallel"),
     "ds_engine.verify": ("ds_engine.pipeline", "ds_engine.parallel", "ds_engine.config"),
     "models": ("ds_engine.pipeline", "ds_engine.parallel", "ds_engine.config"),
-    "preprocessing": ("ds_engine.data.indexed", "ds_engine.config"),
+    "preprocessing": (
+        "ds_engine.data.indexed",
+        "ds_engine.data.indexed_writer",
+        "ds_engine.data.objective",
+        "ds_engine.config",
+    ),
     "launch": ("ds_engine", "models", "preprocessing"),
 }
 DEEPSPEED = ("ds_engine.pipeline", "ds_engine.training.engine", "ds_engine.training.checkpoint")
@@ -41,9 +47,13 @@ NO_TORCH = (
     "ds_engine.parallel.dims",
     "preprocessing",
     "models.config",
+    "models.t5_config",
+    "models.bert_config",
+    "models.layout_rules",
     "models.registry",
     "launch.cli",
     "launch.check",
+    "launch.check_objective",
     "launch.commands.config",
 )
 HEAVY = ("torch", "deepspeed", "wandb", "matplotlib", "rich", "datasets", "transformers")

@@ -137,7 +137,8 @@ class SourceReader:
         first = torch.zeros(len(sources), 1, dtype=torch.long, device=device)
         samples = torch.arange(len(sources), device=device)
         source = right_padded(sources, device)
-        self._inputs = (*source, torch.full_like(first, start_id), first, first, samples)
+        start = torch.full_like(first, start_id)
+        self._inputs: tuple[Tensor, ...] = (*source, start, first, first, samples)
 
     def read(self, tokens: Tensor | None) -> Tensor:
         """See ``Reader``."""

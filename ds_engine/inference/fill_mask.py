@@ -41,7 +41,7 @@ def fill_mask(
     max_sequence_length: int | None = None,
     vocab_limit: int | None = None,
 ) -> list[list[list[Guess]]]:
-    """Guess the masked words of each row; all ranks of the group must call, with the same arguments.
+    """Guess the masked words of each row; all ranks must call, with the same arguments.
 
     Every masked word of a row is guessed by itself, the others staying masked. All tokens are of
     type 0. The model is in evaluation mode meanwhile, and gets its modes back.
@@ -113,7 +113,7 @@ def _checked(
         )
     if limit is not None and len(ids) > limit:
         raise ConfigError(
-            f"prompt {number} has {len(ids)} tokens, more than model.max_sequence_length = {limit}; "
-            "shorten it"
+            f"prompt {number} has {len(ids)} tokens, more than model.max_sequence_length = "
+            f"{limit}; shorten it"
         )
     return ids

@@ -37,7 +37,10 @@ class _Buffer:
 
     def reorder(self, rows: Tensor) -> None:
         """Replace the batch by the rows that are named."""
-        self._data = self._data.index_select(0, rows.to(self._data.device))
+        used = self._data[:, : self.length].index_select(0, rows.to(self._data.device))
+        if used.shape[0] != self._data.shape[0]:
+            self._data = used.new_empty(used.shape[0], *self._data.shape[1:])
+        self._data[:, : self.length] = used
 
 
 class KVCache:

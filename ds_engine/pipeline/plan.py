@@ -28,7 +28,8 @@ class Layer(Protocol):
     def __call__(self, state: Any, context: Any) -> Any:
         """Return the next state; the last layer returns the loss, or logits without labels.
 
-        A loss of several terms is returned as (terms,), in the order of ``LayerPlan.losses``.
+        A loss of several terms is returned as (terms,), in the order of ``LayerPlan.losses``; in
+        evaluation mode, the sums of ``LayerPlan.measures``.
         """
 
 
@@ -86,6 +87,19 @@ class LossTerm:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """A number that is summed over targets: a loss term, or the correct answers to one.
+
+    Attributes:
+        name: for people and logs.
+        term: index of the loss term whose targets it is about.
+    """
+
+    name: str
+    term: int
+
+
+@dataclass(frozen=True)
 class LayerPlan:
     """A whole model.
 
@@ -110,9 +124,15 @@ class LayerPlan:
     losses: tuple[LossTerm, ...] = (LossTerm(),)
 
     @property
-    def loss_names(self) -> tuple[str, ...]:
-        """Names of the loss terms."""
-        return tuple(term.name for term in self.losses)
+    def measures(self) -> tuple[Measure, ...]:
+        """What the last layer returns in evaluation mode: the loss terms, then accuracies."""
+        terms = [Measure(term.name, index) for index, term in enumerate(self.losses)]
+        accuracies = [
+            Measure(term.name.removesuffix("loss") + "accuracy", index)
+            for index, term in enumerate(self.losses)
+            if term.num_classes is not None
+        ]
+        return (*terms, *accuracies)
 
     def shared_by(self, first: int, last: int) -> tuple[SharedSpec, ...]:
         """The shared modules that the layers ``first`` to ``last - 1`` use."""

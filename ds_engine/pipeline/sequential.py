@@ -41,7 +41,7 @@ class SequentialModel(nn.Module):
         }
         self.stack = nn.ModuleList([*modules.values(), *self._shared.values()])
         self._layers = tuple(layers)
-        self.terms = TermSums()
+        self.terms = TermSums(len(plan.losses))
 
     def canonical_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by their layout-independent names."""

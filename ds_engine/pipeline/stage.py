@@ -75,7 +75,7 @@ class StageModule(PipelineModule):
         object.__setattr__(self, "plan", plan)
         object.__setattr__(self, "bounds", stage_bounds(plan, dims.pipeline, partition))
         object.__setattr__(self, "labels", None)
-        object.__setattr__(self, "terms", TermSums())
+        object.__setattr__(self, "terms", TermSums(len(plan.losses)))
         topology = PipeModelDataParallelTopology(
             num_pp=dims.pipeline, num_mp=dims.tensor, num_dp=dims.data
         )

@@ -30,16 +30,22 @@ def weigh_targets(targets: Targets, scales: Sequence[float]) -> Targets:
 
 
 class TermSums:
-    """Sums of a model's loss terms over micro-batches, read and reset by whoever drives it."""
+    """Sums of what a model's last layer returns over micro-batches, read by whoever drives it.
 
-    def __init__(self) -> None:
+    Args:
+        num_losses: how many of the numbers are loss terms; further ones are accuracies.
+    """
+
+    def __init__(self, num_losses: int) -> None:
+        self.num_losses = num_losses
         self._sums: Tensor | None = None
 
-    def add(self, terms: Tensor) -> Tensor:
-        """Note a micro-batch's terms, a scalar or (terms,); return their sum, to differentiate."""
-        found = terms.detach().reshape(-1).double()
+    def add(self, numbers: Tensor) -> Tensor:
+        """Note a micro-batch's numbers, a scalar or (n,); return the loss, to differentiate."""
+        numbers = numbers.reshape(-1)
+        found = numbers.detach().double()
         self._sums = found if self._sums is None else self._sums + found
-        return terms.sum()
+        return numbers[: self.num_losses].sum()
 
     def take(self, count: int, device: torch.device) -> Tensor:
         """(count,) float64 sums since the last call; zeros if nothing was noted here."""

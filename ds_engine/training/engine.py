@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -143,6 +143,7 @@ def build_train_step(
     *,
     partition: str = "balanced",
     recompute_every: int = 0,
+    initial: Callable[[dict[str, nn.Parameter]], None] | None = None,
 ) -> TrainStep:
     """Build this rank's part of the model and wrap it in a DeepSpeed engine.
 
@@ -155,6 +156,7 @@ def build_train_step(
         config: DeepSpeed's JSON, normalised by ``ds_engine.config.deepspeed``.
         partition: how layers are cut into stages.
         recompute_every: activation checkpointing, see ``recomputed_layers``.
+        initial: changes this rank's parameters (by canonical name) before training.
     """
     module: StageModule | SequentialModel
     if context.dims.pipeline > 1:
@@ -163,7 +165,10 @@ def build_train_step(
         )
     else:
         module = SequentialModel(plan, recompute_every)
-    groups = parameter_groups(module.canonical_parameters())
+    parameters = module.canonical_parameters()
+    if initial is not None:
+        initial(parameters)
+    groups = parameter_groups(parameters)
     engine = make_engine(module, groups, config, context)
     return (_PipelineStep if context.dims.pipeline > 1 else _PlainStep)(engine, module, context)
 
@@ -222,7 +227,7 @@ class TrainStep(ABC):
 
     def _terms(self, *, micro_batches: int) -> dict[str, float]:
         """The means of the loss terms over the step, where there are several."""
-        names = self.module.plan.loss_names
+        names = [term.name for term in self.module.plan.losses]
         sums = self.module.terms.take(len(names), self._device())
         if len(names) == 1:
             return {}
@@ -313,8 +318,8 @@ class _PipelineStep(TrainStep):
         return float(self.engine.train_batch(None if batches is None else iter(batches)))
 
     def evaluate(self, batches: Iterable[Batch] | None, count: int) -> TermTotals:
-        names = self.module.plan.loss_names
-        counts = torch.zeros(len(names), dtype=torch.float64)
+        plan = self.module.plan
+        counts = torch.zeros(len(plan.losses), dtype=torch.float64)
 
         def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
             for inputs, targets in batches:
@@ -325,7 +330,7 @@ class _PipelineStep(TrainStep):
         self.engine.eval_batch(
             None if batches is None else counted(batches), num_micro_batches=count
         )
-        sums = self._sum_over_replicas(self.module.terms.take(len(names), self._device()))
+        sums = self._sum_over_replicas(self.module.terms.take(len(plan.measures), self._device()))
         if self.reads_data:
             counts = self._sum_over_replicas(counts.to(self._device()))
-        return TermTotals.of(names, self._from_last_stage(sums), counts)
+        return TermTotals.of(self._from_last_stage(sums), counts)

@@ -14,6 +14,7 @@ from ds_engine.data.dataset import ValidationDataset
 from ds_engine.data.loader import Batch, BatchLoader
 from ds_engine.data.objective import Objective
 from ds_engine.parallel.context import ParallelContext
+from ds_engine.pipeline.plan import LayerPlan
 from ds_engine.pipeline.sequential import SequentialModel
 from ds_engine.pipeline.targets import count_targets
 from ds_engine.training.metrics import perplexity
@@ -26,44 +27,49 @@ class Evaluation:
     Attributes:
         loss: mean over tokens, nats; of several loss terms the sum of their means.
         tokens: target tokens that counted (of the first term).
-        terms: means of the terms by name, where there are several.
+        measures: means by name where there is more to say: several loss terms, accuracies.
+        words: mean of the term whose perplexity means something, or None.
     """
 
     loss: float
     tokens: int
-    terms: dict[str, float] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
+    words: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Under the trackers' names; perplexity is of the first term, the words."""
-        words = next(iter(self.terms.values()), self.loss)
-        found = {"validation/loss": self.loss, "validation/perplexity": perplexity(words)}
-        return found | {f"validation/{name}": value for name, value in self.terms.items()}
+        """Under the trackers' names."""
+        found = {"validation/loss": self.loss}
+        if self.words is not None:
+            found["validation/perplexity"] = perplexity(self.words)
+        return found | {f"validation/{name}": value for name, value in self.measures.items()}
 
 
 @dataclass(frozen=True)
 class TermTotals:
-    """Loss terms summed over a validation set.
+    """A plan's measures summed over a validation set.
 
     Attributes:
-        names: of the terms.
-        sums: of the losses of the valid targets.
-        counts: of the valid targets.
+        sums: of the measures over the valid targets.
+        counts: valid targets of each loss term.
     """
 
-    names: tuple[str, ...]
     sums: tuple[float, ...]
     counts: tuple[int, ...]
 
     @classmethod
-    def of(cls, names: tuple[str, ...], sums: Tensor, counts: Tensor) -> TermTotals:
-        """From (terms,) tensors."""
-        return cls(names, tuple(sums.tolist()), tuple(map(int, counts.tolist())))
+    def of(cls, sums: Tensor, counts: Tensor) -> TermTotals:
+        """From (measures,) and (terms,) tensors."""
+        return cls(tuple(sums.tolist()), tuple(map(int, counts.tolist())))
 
-    def evaluation(self) -> Evaluation:
+    def evaluation(self, plan: LayerPlan) -> Evaluation:
         """The means."""
-        means = [total / max(count, 1) for total, count in zip(self.sums, self.counts, strict=True)]
-        terms = dict(zip(self.names, means, strict=True)) if len(means) > 1 else {}
-        return Evaluation(sum(means), self.counts[0], terms)
+        means = {
+            measure.name: total / max(self.counts[measure.term], 1)
+            for measure, total in zip(plan.measures, self.sums, strict=True)
+        }
+        losses = [means[term.name] for term in plan.losses]
+        words = losses[0] if plan.losses[0].num_classes is None else None
+        return Evaluation(sum(losses), self.counts[0], means if len(means) > 1 else {}, words)
 
 
 class ModelStep:
@@ -85,17 +91,18 @@ class ModelStep:
 
     def evaluate(self, batches: Iterable[Any], count: int) -> TermTotals:
         """Sums and counts of the loss terms over all replicas."""
-        device, names = self.device, self.model.plan.loss_names
-        counts = torch.zeros(len(names), dtype=torch.float64, device=device)
+        device, plan = self.device, self.model.plan
+        counts = torch.zeros(len(plan.losses), dtype=torch.float64, device=device)
         with torch.no_grad():
             for inputs, targets in batches:
                 moved = tuple(t.to(device) for t in targets)
                 self.call(tuple(t.to(device) for t in inputs), moved)
                 counts += count_targets([moved])
-        total = torch.stack([self.model.terms.take(len(names), device), counts])
+        sums = self.model.terms.take(len(plan.measures), device)
         if self.context.get_data_parallel_world_size() > 1:
-            dist.all_reduce(total, group=self.context.data_group)
-        return TermTotals.of(names, total[0], total[1])
+            for value in (sums, counts):
+                dist.all_reduce(value, group=self.context.data_group)
+        return TermTotals.of(sums, counts)
 
 
 class _First:
@@ -118,6 +125,7 @@ class Evaluator:
         dataset: validation samples.
         objective: turns samples into rows.
         step: the ``TrainStep``.
+        plan: of its model.
         micro_batch_size: samples in a micro-batch.
         max_samples: samples to use at most.
     """
@@ -127,12 +135,13 @@ class Evaluator:
         dataset: ValidationDataset,
         objective: Objective,
         step: Any,
+        plan: LayerPlan,
         *,
         micro_batch_size: int,
         max_samples: int,
     ) -> None:
         context = step.context
-        self._step = step
+        self._step, self._plan = step, plan
         replicas = context.get_data_parallel_world_size()
         samples = min(len(dataset), max_samples)
         self._loader = BatchLoader(
@@ -150,7 +159,7 @@ class Evaluator:
         """Evaluate; all ranks call this. The result is complete on ranks that read data."""
         batches = self._batches() if self._step.reads_data else None
         totals: TermTotals = self._step.evaluate(batches, self._count)
-        return totals.evaluation()
+        return totals.evaluation(self._plan)
 
     def _batches(self) -> Iterator[Batch]:
         """This replica's micro-batches, one at a time: a whole set may not fit into memory."""

@@ -3,11 +3,15 @@
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from launch.options import CHECKPOINT
 from launch.rank import is_rank
+
+if TYPE_CHECKING:
+    from ds_engine.training.evaluate import Evaluation
 
 
 @click.command()
@@ -45,11 +49,18 @@ def command(
         micro_batch_size=micro_batch_size,
         max_samples=max_samples,
     )
-    if rank == 0 and as_json:
-        click.echo(json.dumps({**result.metrics(), "validation/tokens": result.tokens}))
-    elif rank == 0:
-        perplexity = result.metrics()["validation/perplexity"]
-        click.echo(
-            f"loss {result.loss:.4f} nats per token, perplexity {perplexity:,.1f}, "
-            f"{result.tokens:,} tokens"
-        )
+    if rank == 0:
+        metrics = {**result.metrics(), "validation/tokens": result.tokens}
+        click.echo(json.dumps(metrics) if as_json else in_words(result))
+
+
+def in_words(result: "Evaluation") -> str:
+    """An evaluation as a line for people."""
+    parts = [f"loss {result.loss:.4f} nats"]
+    if result.words is not None:
+        parts = [f"loss {result.loss:.4f} nats per token"]
+        parts.append(f"perplexity {result.metrics()['validation/perplexity']:,.1f}")
+    for name, value in result.measures.items():
+        number = f"{value:.1%}" if name.endswith("accuracy") else f"{value:.4f}"
+        parts.append(f"{name.replace('_', ' ')} {number}")
+    return f"{', '.join(parts)}, {result.tokens:,} targets"

@@ -57,6 +57,10 @@ def command(
 
     Example: ds-engine generate --checkpoint runs/gpt_tiny --prompt "def main" --temperature 0.8
     """
+    if num_beams > 1 and temperature > 0:
+        raise click.UsageError("--num-beams searches and --temperature draws: give one of them")
+    if num_beams == 1 and length_penalty != 1:
+        raise click.UsageError("--length-penalty has an effect with --num-beams only")
     if tensor > 1 and not is_rank():
         from launch.local import run_command_as_ranks
 
@@ -67,13 +71,7 @@ def command(
         prompts = (*prompts, *prompt_file.read_text(encoding="utf-8").splitlines())
     if not prompts:
         raise click.UsageError("give at least one --prompt, or a --prompt-file")
-    if num_beams > 1 and temperature > 0:
-        raise click.UsageError("--num-beams searches and --temperature draws: give one of them")
-    if num_beams == 1 and length_penalty != 1:
-        raise click.UsageError("--length-penalty has an effect with --num-beams only")
-    sampling = Sampling(
-        max_new_tokens, temperature, top_k, top_p, seed, num_beams, length_penalty
-    )
+    sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, num_beams, length_penalty)
     texts = generate_texts(
         checkpoint, prompts, sampling, tensor=tensor, tokenizer=tokenizer, eod=eod
     )

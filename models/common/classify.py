@@ -48,7 +48,9 @@ class Classifier(nn.Module):
         return self.output(self.dropout(pooled, sample_ids)).squeeze(1)
 
     def loss(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """Weighted sum over rows of the cross-entropy; a float32 scalar.
+        """Weighted sum over rows of the cross-entropy, (1,) float32.
+
+        In evaluation mode, which measures without smoothing, also that of the correct rows: (2,).
 
         Args:
             logits: (B, C); labels: (B,) int64; weights: (B,) float32.
@@ -57,7 +59,8 @@ class Classifier(nn.Module):
         losses = F.cross_entropy(
             logits.float(), labels, reduction="none", label_smoothing=smoothing
         )
-        return torch.dot(losses, weights.float())
+        numbers = [losses] if self.training else [losses, (logits.argmax(-1) == labels).float()]
+        return torch.stack(numbers) @ weights.float()
 
 
 class WordTransform(nn.Module):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,6 +39,10 @@ class ModelDefinition:
 
     Attributes:
         plan: ``plan(config, tensor_parallel, options)``.
+        heads: prefixes of parameters that a run which starts from other weights may lack there.
+        aliases: prefixes of parameters -> where else to look for them in those weights.
     """
 
     plan: Callable[[Any, TensorParallel, PlanOptions], LayerPlan]
+    heads: tuple[str, ...] = ("head.",)
+    aliases: Mapping[str, str] = field(default_factory=dict)

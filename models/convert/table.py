@@ -11,13 +11,14 @@ one parameter at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ds_engine.config.reader import show
 from ds_engine.errors import CheckpointError
 from ds_engine.parallel.parameter import spec_of
 
@@ -110,20 +111,36 @@ def linear(
     )
 
 
+def layered(entries: Iterable[Entry], count: int) -> Iterator[Entry]:
+    """The entries of one stack, those with ``{i}`` once for each of its ``count`` layers."""
+    for entry in entries:
+        if "{i}" in entry.ours:
+            yield from map(entry.at_layer, range(count))
+        else:
+            yield entry
+
+
+def _nothing(config: Any) -> Mapping[str, str | None]:
+    return {}
+
+
 @dataclass(frozen=True)
 class HFFamily:
     """One Hugging Face architecture.
 
     Attributes:
         model_type: ``model_type`` in its config.json.
-        architecture: class that loads it.
+        architecture: class that loads it; of several that share a config.json, the largest.
         config_from_hf: config.json (or ``config.to_dict()``) -> our config.
         config_to_hf: our config -> config.json.
-        entries: the weight table of a config, with ``{i}`` patterns.
+        entries: the weight table of a config; ``{i}`` stands for each of ``num_layers`` layers, and
+            a model of several stacks fills it in itself (``layered``).
         base_prefix: prefix that checkpoints of the headless model lack.
         embedding, head: their names of the word embedding and of the output matrix; with tied
-            weights the second is a copy of the first, checked on reading and not written.
-        aliases: names in older checkpoints -> present ones.
+            weights the second is a copy of the first.
+        copies: further names of a config that hold nothing of their own: name -> the one that it
+            is a copy of, or None where it is not used. See ``spare``.
+        aliases: regular expression of names in older checkpoints, template of the present ones.
         ignored: regular expressions of buffers in older checkpoints that hold no weights.
     """
 
@@ -135,34 +152,45 @@ class HFFamily:
     base_prefix: str
     embedding: str
     head: str = "lm_head.weight"
+    copies: Callable[[Any], Mapping[str, str | None]] = _nothing
     aliases: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
 
     def table(self, config: Any) -> list[Entry]:
         """One entry for each of our parameters."""
-        table: list[Entry] = []
-        for entry in self.entries(config):
-            layered = "{i}" in entry.ours
-            table += map(entry.at_layer, range(config.num_layers)) if layered else [entry]
-        return table
+        return list(layered(self.entries(config), config.num_layers))
 
-    def from_hf(self, state_dict: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+    def spare(self, config: Any) -> dict[str, str | None]:
+        """Their names that hold nothing of their own: checked on reading, and not written.
+
+        Returns:
+            Name -> the one that it must be a copy of, or None where it is not used.
+        """
+        tied: dict[str, str | None] = {self.head: self.embedding}
+        return {**self.copies(config), **(tied if config.tie_embeddings else {})}
+
+    def from_hf(
+        self, state_dict: Mapping[str, Tensor], config: Any, *, headless: bool = False
+    ) -> dict[str, Tensor]:
         """Full tensors by our names (vocabulary not padded), in the dtype that they come in.
 
         Args:
-            state_dict: of the model class, or of its headless base when the head is tied.
+            state_dict: of the model class, or of its headless base when that lacks no weight of
+                ours (a tied head of a decoder).
             config: made by ``config_from_hf``.
+            headless: the weights are a headless base's (``BertModel``), and so are those returned;
+                the heads keep their initial values:
+                ``load_full({name: parameters[name] for name in full}, full)``.
 
         Raises:
             CheckpointError: a weight is missing, unknown or has a shape that does not fit.
         """
         found = self._present_names(state_dict)
-        if config.tie_embeddings:
-            self._check_tied_head(found)
-        table = self.table(config)
+        self._drop_spare(found, config)
+        table = [entry for entry in self.table(config) if not headless or self._in_base(entry)]
         expected = [name for entry in table for name in entry.theirs]
         where = f"the {self.model_type} state dict"
-        _check_names(found, expected, where, "compare num_layers, biases and tied weights")
+        _check_names(found, expected, where, "compare num_layers, biases, heads and tied weights")
         full = {}
         for entry in table:
             parts = [found[name] for name in entry.theirs]
@@ -193,27 +221,40 @@ class HFFamily:
             state_dict.update(zip(entry.theirs, written, strict=True))
         return state_dict
 
+    def _in_base(self, entry: Entry) -> bool:
+        """Whether the headless model has this weight."""
+        return all(n.startswith(self.base_prefix) and n != self.head for n in entry.theirs)
+
     def _present_names(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        aliases = dict(self.aliases)
-        headless = not any(name.startswith(self.base_prefix) for name in state_dict)
+        lacks_prefix = not any(name.startswith(self.base_prefix) for name in state_dict)
         found = {}
         for name, tensor in state_dict.items():
-            present = aliases.get(name, name)
-            if headless and present != self.head:
+            present = self._without_alias(name)
+            if lacks_prefix and present != self.head:
                 present = self.base_prefix + present
             if not any(re.fullmatch(pattern, present) for pattern in self.ignored):
                 found[present] = tensor
         return found
 
-    def _check_tied_head(self, found: dict[str, Tensor]) -> None:
-        head, embedding = found.pop(self.head, None), found.get(self.embedding)
-        if head is None or embedding is None or head is embedding:
-            return
-        if head.shape != embedding.shape or not torch.equal(head, embedding):
-            raise CheckpointError(
-                f"tie_word_embeddings = true but {self.head} differs from {self.embedding}; set "
-                "tie_word_embeddings = false to keep both"
-            )
+    def _without_alias(self, name: str) -> str:
+        for pattern, template in self.aliases:
+            if match := re.fullmatch(pattern, name):
+                return match.expand(template)
+        return name
+
+    def _drop_spare(self, found: dict[str, Tensor], config: Any) -> None:
+        for name, original in self.spare(config).items():
+            copy = found.pop(name, None)
+            kept = None if original is None else found.get(original)
+            if copy is None or kept is None or copy is kept:
+                continue
+            if copy.shape != kept.shape or not torch.equal(copy, kept):
+                tied = f"tie_word_embeddings = {show(config.tie_embeddings)}"
+                advice = "; set it to false to keep both" if config.tie_embeddings else ""
+                raise CheckpointError(
+                    f"{name} differs from {original}, whose copy it is in a {self.model_type} "
+                    f"model with {tied}{advice}"
+                )
 
 
 def load_full(parameters: Mapping[str, Tensor], full: Mapping[str, Tensor]) -> None:

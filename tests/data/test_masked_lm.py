@@ -55,6 +55,11 @@ def test_a_separator_in_the_data_is_not_doubled():
     assert row.inputs[2].tolist() == [0] * 3 + [1] * 4 + [2] * 2 + [3] * 3 + [-1] * 20
 
 
+def test_separators_in_the_data_save_room():
+    row = objective(16)(sample([5, 6, 7, 8, SEP, *range(10, 17), SEP], [0, 5], 13), 0)
+    assert row.inputs[2].tolist() == [0] * 6 + [1] * 9 + [-1]
+
+
 def test_without_isolation_the_piece_is_one_example():
     made = objective(10, isolate_documents=False)
     assert made.piece_length == 8

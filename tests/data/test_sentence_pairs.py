@@ -74,20 +74,22 @@ def test_chunks_take_whole_sentences_of_one_document(sizes, limit):
     assert found == greedy(documents, limit)
 
 
-@pytest.mark.parametrize("empty", [0, 30])
-def test_one_long_document_is_divided_as_many_short_ones(empty):
+@pytest.mark.parametrize("limit", [5, 25, 26, 80, 200, 201])
+@pytest.mark.parametrize("empty", [0, 300])
+def test_one_document_is_divided_as_each_of_many(empty, limit):
     """The loop over few documents and the steps over many agree, also with empty sentences."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 40, 300)
     lengths[rng.integers(0, 300, 20)] = 0
+    lengths[0] = 1  # would often still fit behind the end of the document before
     lengths = np.insert(lengths, 7, np.zeros(empty, dtype=np.int64))
     one = np.concatenate(([0], np.cumsum(lengths)))
     many = np.concatenate(([0], np.cumsum(np.tile(lengths, 100))))
     documents = np.arange(101) * one[-1]
-    single = chunk_offsets(one, one[[0, -1]], 25)
-    together = chunk_offsets(many, documents, 25)
+    single = chunk_offsets(one, one[[0, -1]], limit)
+    together = chunk_offsets(many, documents, limit)
     assert (together == np.append((single[:-1] + documents[:-1, None]).ravel(), many[-1])).all()
-    assert (np.diff(single) <= 25).all() and (np.diff(single) > 0).all()
+    assert (np.diff(single) <= limit).all() and (np.diff(single) > 0).all()
 
 
 @given(

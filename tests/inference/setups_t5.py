@@ -44,9 +44,7 @@ CONFIGS = {
 
 def build(name: str, tp: TensorParallel | None = None, **options: Any) -> SequentialModel:
     """A model of ``CONFIGS``, in evaluation mode."""
-    plan = build_plan(
-        CONFIGS[name], tp or TensorParallel.single(), PlanOptions(seed=3, **options)
-    )
+    plan = build_plan(CONFIGS[name], tp or TensorParallel.single(), PlanOptions(seed=3, **options))
     return SequentialModel(plan).eval()
 
 

@@ -199,7 +199,6 @@ def _disagreeing_body(rank, size):
     return found, errors
 
 
-
 def test_ranks_follow_rank_0_and_different_arguments_are_an_error():
     (first, problems), (second, others) = run_world(2, _disagreeing_body, 2)
     assert first == second

@@ -33,9 +33,7 @@ def write(name, sources=SOURCES, model=None, tp=SINGLE, **changes):
 
 def search(name, beams, sources=SOURCES, model=None, tp=SINGLE, **changes):
     settings = GenerationSettings(**{"max_new_tokens": NEW, **changes})
-    return generate_beams_from(
-        model or build(name), sources, settings, beams, tp, **limits(name)
-    )
+    return generate_beams_from(model or build(name), sources, settings, beams, tp, **limits(name))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -168,8 +166,7 @@ def test_right_padding_is_a_document_of_its_own():
 def _all(names, tp):
     texts = [write(name, tp=tp, model=build(name, tp), **c) for name in names for c in CHOICES]
     beams = [
-        search(name, BeamSettings(3), tp=tp, model=build(name, tp), stop_ids=(1,))
-        for name in names
+        search(name, BeamSettings(3), tp=tp, model=build(name, tp), stop_ids=(1,)) for name in names
     ]
     return texts, beams
 

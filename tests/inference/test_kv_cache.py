@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ds_engine.inference.kv_cache import KVCache
+from ds_engine.inference.kv_cache import EncoderDecoderCache, KVCache
 
 
 def piece(batch, length, seed):
@@ -106,3 +106,40 @@ def test_another_batch_is_refused_and_not_broadcast(rows):
 def test_an_empty_cache_is_refused(batch, capacity):
     with pytest.raises(ValueError, match="at least 1 of both"):
         KVCache(batch, capacity)
+
+
+def test_a_source_is_made_once_and_follows_its_rows():
+    cache, made = EncoderDecoderCache(2, 4), []
+
+    def make():
+        made.append(1)
+        return piece(2, 5, 1), piece(2, 5, 2)
+
+    segments = torch.tensor([[0, 0, 0, 0, 0], [0, 0, -1, -1, -1]])
+    assert not cache.encoded
+    assert torch.equal(cache.source_segments(segments), segments)
+    key, value = cache.source("a", make)
+    cache.extend("a", piece(2, 1, 3), piece(2, 1, 4))
+    cache.set_encoded()
+    assert cache.encoded
+    empty = segments[:, :0]
+    assert torch.equal(cache.source_segments(empty), segments)
+    assert cache.source("a", make)[0] is key
+    assert made == [1]
+    rows = torch.tensor([1, 0, 1])
+    cache.reorder(rows)
+    assert torch.equal(cache.source_segments(empty[rows]), segments[rows])
+    found = cache.source("a", make)
+    assert torch.equal(found[0], key[rows])
+    assert torch.equal(found[1], value[rows])
+    more = piece(3, 1, 5)
+    assert torch.equal(cache.extend("a", more, more)[0], torch.cat([piece(2, 1, 3)[rows], more], 1))
+    with pytest.raises(ValueError, match="source segments have 2 rows"):
+        cache.source_segments(empty)
+    with pytest.raises(ValueError, match="source keys of b have 2 rows"):
+        cache.source("b", make)
+    cache.reset()
+    assert not cache.encoded
+    assert torch.equal(cache.source_segments(segments[rows]), segments[rows])
+    cache.source("a", lambda: (more, more))
+    assert cache.length == 0

@@ -154,6 +154,7 @@ def assemble(job: Job) -> Parts:
             build_validation([SourceConfig(str(job.data / "validation"))], objective),
             objective,
             step,
+            step.module.plan,
             micro_batch_size=job.layout.micro,
             max_samples=11,
         )

@@ -12,11 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from ds_engine.data.samples import Sample
+from ds_engine.pipeline.plan import LossTerm, Measure
 from ds_engine.training.evaluate import Evaluation
 from tests.parity.layouts import Layout, plan_for
 from tests.training.runs import Job, assemble, whole_weights, write_data
 from tests.worlds import run_world
 
+# What an evaluation reads of a plan: one loss term.
+PLAN: Any = SimpleNamespace(losses=(LossTerm(),), measures=(Measure("loss", 0),))
 SAMPLES = 11  # what the runs' evaluators use: no multiple of a batch
 
 
@@ -120,9 +123,11 @@ def test_the_loss_is_plain_cross_entropy_in_every_layout(data: Path) -> None:
 
 
 def test_metrics_of_a_diverged_model_are_numbers() -> None:
-    assert Evaluation(2.0, 5).metrics()["validation/perplexity"] == pytest.approx(math.exp(2))
-    assert Evaluation(1e6, 5).metrics()["validation/perplexity"] == math.inf
-    assert math.isnan(Evaluation(math.nan, 5).metrics()["validation/perplexity"])
+    assert Evaluation(2.0, 5, words=2.0).metrics()["validation/perplexity"] == pytest.approx(
+        math.exp(2)
+    )
+    assert Evaluation(1e6, 5, words=1e6).metrics()["validation/perplexity"] == math.inf
+    assert math.isnan(Evaluation(math.nan, 5, words=math.nan).metrics()["validation/perplexity"])
 
 
 class _Numbered:
@@ -163,10 +168,12 @@ def test_exactly_the_asked_samples_are_read(micro: int, size: int, most: int, us
                 assert len(dataset.read) == min(used, seen * micro)
                 tokens += int(mask.sum())
             assert seen == count
-            return TermTotals(("loss",), (0.0,), (tokens,))
+            return TermTotals((0.0,), (tokens,))
 
     dataset = _Numbered(size)
-    evaluator = Evaluator(dataset, CausalLM(4), Step(), micro_batch_size=micro, max_samples=most)
+    evaluator = Evaluator(
+        dataset, CausalLM(4), Step(), PLAN, micro_batch_size=micro, max_samples=most
+    )
     assert evaluator.run().tokens == 4 * used
     assert sorted(dataset.read) == list(range(used))
 
@@ -212,7 +219,7 @@ def test_a_bare_model_computes_where_it_is_told() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.zeros(1, device="meta"))
-            self.plan, self.terms = SimpleNamespace(loss_names=("loss",)), TermSums()
+            self.plan, self.terms = PLAN, TermSums(1)
 
         def forward(self, inputs: Any, labels: Any) -> torch.Tensor:
             assert {t.device.type for t in (*inputs, *labels)} == {"cpu"}
@@ -222,4 +229,4 @@ def test_a_bare_model_computes_where_it_is_told() -> None:
     batch = ((torch.zeros(2, 3),), (torch.zeros(2, 3), torch.ones(2, 3)))
     model: Any = Offloaded()
     step = ModelStep(model, model, context, torch.device("cpu"))
-    assert step.evaluate(iter([batch, batch]), 2) == TermTotals(("loss",), (12.0,), (12,))
+    assert step.evaluate(iter([batch, batch]), 2) == TermTotals((12.0,), (12,))

@@ -206,6 +206,28 @@ def newest_complete(root: Path) -> tuple[Path | None, list[str]]:
     return None, problems
 
 
+def find(path: Path, *, only: Sequence[str] | None = None) -> Path:
+    """The complete checkpoint that a user means by a folder.
+
+    Args:
+        path: a run folder (its newest complete checkpoint is taken) or a checkpoint folder.
+        only: see ``verify``.
+
+    Raises:
+        CheckpointError: there is no usable checkpoint.
+    """
+    if (path / MANIFEST).is_file():
+        verify(path, only=only)
+        return path
+    newest, problems = newest_complete(path / "checkpoints")
+    if newest is None:
+        raise CheckpointError(
+            f"{path} has no usable checkpoint {'; '.join(problems)}; give a run folder (the "
+            "run's checkpoint.directory) or one of its checkpoints/step_NNNNNNNN"
+        )
+    return newest
+
+
 def _leftovers(root: Path) -> Iterator[Path]:
     for path in root.iterdir():
         if path.name.startswith(f".{PREFIX}") and path.suffix in (".tmp", ".old"):

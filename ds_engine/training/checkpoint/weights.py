@@ -121,11 +121,55 @@ class FullWeights:
                 f"{some(surplus)} besides"
             )
         for name, parameter in parameters.items():
-            spec, value = spec_of(parameter), self.full(name)
-            expected = (spec.valid or spec.full_shape[0], *spec.full_shape[1:])
-            if tuple(value.shape) != tuple(expected):
-                raise CheckpointError(
-                    f"{name} has shape {tuple(value.shape)} in the checkpoint and {expected} in "
-                    "the model; use the model section that it was trained with"
-                )
-            parameter.copy_(spec.fit(value))
+            self._fill(name, parameter)
+
+    @torch.no_grad()
+    def initialize(
+        self,
+        parameters: Mapping[str, Tensor],
+        *,
+        heads: tuple[str, ...],
+        aliases: Mapping[str, str],
+    ) -> list[str]:
+        """Start a new model from these weights, but for heads that they do not have.
+
+        Args:
+            parameters: this rank's, in any layout; a pipeline stage's are some of the model's.
+            heads: prefixes of the parameters that may be missing and then keep their values.
+            aliases: prefixes -> where else to look for a parameter.
+
+        Returns:
+            The parameters that were not found.
+
+        Raises:
+            CheckpointError: a parameter that is no head's is missing, or a shape differs.
+        """
+        missing = []
+        for name, parameter in parameters.items():
+            places = [name] + [
+                other + name.removeprefix(prefix)
+                for prefix, other in aliases.items()
+                if name.startswith(prefix)
+            ]
+            found = next((place for place in places if place in self._places), None)
+            if found is None:
+                missing.append(name)
+            else:
+                self._fill(found, parameter)
+        wrong = [name for name in missing if not name.startswith(heads)]
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint to start from is of another model: it lacks {some(wrong)}; give "
+                "checkpoint.initialize_from a run of the same model section"
+            )
+        return missing
+
+    def _fill(self, name: str, parameter: Tensor) -> None:
+        spec, value = spec_of(parameter), self.full(name)
+        expected = (spec.valid or spec.full_shape[0], *spec.full_shape[1:])
+        if tuple(value.shape) != tuple(expected):
+            raise CheckpointError(
+                f"{name} has shape {tuple(value.shape)} in the checkpoint and {expected} in "
+                "the model; use the model section that it was trained with"
+            )
+        parameter.copy_(spec.fit(value))
