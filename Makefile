@@ -1,4 +1,4 @@
-# `make quickstart` trains a small GPT and shows text that it wrote; `make test` runs all tests.
+# `make quickstart` trains a small model and shows what it learned; `make test` runs all tests.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,11 +7,12 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help install quickstart test lint lock clean
 
 help:
-	@echo "make quickstart [DATA=my.txt|my.jsonl]   train a small GPT in minutes, generate text"
-	@echo "make test                                run all tests"
-	@echo "make lint                                ruff and mypy"
-	@echo "make install                             create $(VENV) only"
-	@echo "make lock                                write constraints.txt from $(VENV)"
+	@echo "make quickstart [FAMILY=gpt|t5|bert] [DATA=my.txt|my.jsonl]"
+	@echo "                train a small model in minutes and show what it learned"
+	@echo "make test       run all tests"
+	@echo "make lint       ruff and mypy"
+	@echo "make install    create $(VENV) only"
+	@echo "make lock       write constraints.txt from $(VENV)"
 
 install: $(VENV)/.installed
 
@@ -22,7 +23,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 quickstart: install
-	$(BIN)/ds-engine quickstart $(if $(DATA),--data "$(DATA)") $(ARGS)
+	$(BIN)/ds-engine quickstart $(if $(FAMILY),--family "$(FAMILY)") $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 test: install
 	$(BIN)/python -m pytest tests $(ARGS)

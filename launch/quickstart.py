@@ -1,27 +1,39 @@
-"""The whole road in one command: text, tokenizer, data, training, curves, generated text."""
+"""The whole road in one command: text, tokenizer, data, training, curves, a demonstration."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
 
 import click
-import numpy as np
 
 from ds_engine.config.load import load_run
-from ds_engine.data.indexed import IndexedDataset
 from ds_engine.errors import LaunchError
 from launch.accelerator import Accelerator, find_accelerator
-from launch.check import check_run
+from launch.check import ResolvedRun, check_run
 from launch.deepspeed_launcher import HOME
 from launch.local import start_ranks
-from launch.quickstart_text import Split, write_split
+from launch.quickstart_text import Split, default_prompts, filled, write_split
 from preprocessing.run import Options, preprocess
-from preprocessing.train_tokenizer import train_tokenizer
+from preprocessing.train_tokenizer import Kind, train_tokenizer
 
-RUN_FILE = HOME / "ds_configs" / "runs" / "gpt_tiny.json"
+Family = Literal["gpt", "t5", "bert"]
+
+TOKENIZERS: Mapping[Family, Kind] = MappingProxyType(
+    {"gpt": "bpe", "t5": "t5", "bert": "wordpiece"}
+)
+# What a prompt must name for the model to have something to do.
+MARKS: Mapping[Family, str] = MappingProxyType({"t5": "<extra_id_0>", "bert": "[MASK]"})
+RULE = 71
+NO_CONTEXT = """\
+no context: the unigram entropy of the very targets that were evaluated, or the share of
+their most frequent label; no model that ignores its input is better"""
 
 
 @dataclass(frozen=True)
@@ -29,37 +41,41 @@ class Quickstart:
     """Where the quickstart reads and writes, and how it runs.
 
     Attributes:
+        family: of the model.
         data: the user's ``.txt`` or ``.jsonl``, or None for Python's standard library.
         folder: for prepared data.
         run: run folder.
         nproc: ranks.
         overrides: changes to the run file.
-        prompt: what to continue at the end.
+        prompts: what to continue or to fill at the end; empty: something that suits the text.
+        prepare_only: stop before the training, and say how to start it.
     """
 
+    family: Family
     data: Path | None
     folder: Path
     run: Path
     nproc: int
-    overrides: tuple[str, ...]
-    prompt: str
+    overrides: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+    prepare_only: bool = False
 
+    @property
+    def run_file(self) -> Path:
+        """The run file of the family."""
+        return HOME / "ds_configs" / "runs" / f"{self.family}_tiny.json"
 
-def unigram_entropy(prefix: Path) -> float:
-    """Entropy in nats of the frequencies of an indexed data set's tokens.
-
-    No model that ignores context can have a lower loss on this data, not even one that knows the
-    frequencies of these very tokens.
-    """
-    data = IndexedDataset(str(prefix))
-    counts = np.zeros(0, dtype=np.int64)
-    for document in range(len(data)):
-        found = np.bincount(np.asarray(data[document], dtype=np.int64))
-        if len(found) > len(counts):
-            counts = np.pad(counts, (0, len(found) - len(counts)))
-        counts[: len(found)] += found
-    frequencies = counts[counts > 0] / counts.sum()
-    return float(-(frequencies * np.log(frequencies)).sum())
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Overrides of the run file: where things lie, then the user's."""
+        train, validation = str(self.folder / "train"), str(self.folder / "validation")
+        return (
+            f"data.train={json.dumps([{'path': train}])}",
+            f"data.validation={json.dumps([{'path': validation}])}",
+            f"data.tokenizer={json.dumps(str(self.folder / 'tokenizer.json'))}",
+            f"checkpoint.directory={json.dumps(str(self.run))}",
+            *self.overrides,
+        )
 
 
 def prepare(settings: Quickstart, vocab_size: int) -> Split:
@@ -70,8 +86,20 @@ def prepare(settings: Quickstart, vocab_size: int) -> Split:
         f"text: {split.documents:,} documents, {split.characters / 1e6:.1f} MB: {split.origin}"
     )
     tokenizer = str(folder / "tokenizer.json")
-    options = Options(tokenizer=tokenizer, workers=settings.nproc, overwrite=True)
-    train_tokenizer([str(split.train)], tokenizer, options, vocab_size=vocab_size)
+    options = Options(
+        tokenizer=tokenizer,
+        workers=settings.nproc,
+        overwrite=True,
+        split_sentences=settings.family == "bert",
+    )
+    entries, _ = train_tokenizer(
+        [str(split.train)],
+        tokenizer,
+        options,
+        vocab_size=vocab_size,
+        kind=TOKENIZERS[settings.family],
+    )
+    click.echo(f"tokenizer: {TOKENIZERS[settings.family]}, {entries:,} entries")
     for path in (split.train, split.validation):
         report = preprocess([str(path)], str(path.with_suffix("")), options)
         click.echo(f"{path.stem}: {report.tokens:,} tokens")
@@ -84,62 +112,130 @@ def run_quickstart(settings: Quickstart) -> int:
     Raises:
         DsEngineError: unusable data, or a training that failed.
     """
-    folder, data = settings.run, settings.folder
-    sources = (
-        f"data.train={json.dumps([{'path': str(data / 'train')}])}",
-        f"data.validation={json.dumps([{'path': str(data / 'validation')}])}",
-        f"data.tokenizer={json.dumps(str(data / 'tokenizer.json'))}",
-        f"checkpoint.directory={json.dumps(str(folder))}",
-    )
-    overrides = (*sources, *settings.overrides)
-    run = load_run(RUN_FILE, overrides)
-    resolved = check_run(run, settings.nproc, "--nproc")
+    mark, folder = MARKS.get(settings.family, ""), settings.run
+    for prompt in settings.prompts:
+        if mark not in prompt:
+            raise LaunchError(
+                f"--prompt {prompt!r} has no {mark}; put it where {settings.family} should fill "
+                "something in"
+            )
+    resolved = check_run(load_run(settings.run_file, settings.settings), settings.nproc, "--nproc")
     if (folder / "checkpoints").is_dir() and any((folder / "checkpoints").iterdir()):
         raise LaunchError(
             f"{folder} holds an earlier run; remove it, or choose another place with --run"
         )
-    prepare(settings, resolved.model.vocab_size)
-    entropy = unigram_entropy(data / "validation")
-
+    split = prepare(settings, resolved.model.vocab_size)
     accelerator = find_accelerator(os.environ)
+    if settings.prepare_only:
+        click.echo(f"to train: {train_command(settings, accelerator)}")
+        return 0
+    from launch.baseline import validation_baselines
+
+    # Before the training: data that the objective cannot use is found here.
+    baselines = validation_baselines(resolved)
     if not accelerator.is_cpu and accelerator.devices < settings.nproc:
         accelerator = Accelerator("cpu", 1)  # two small ranks on the CPU rather than none
-    arguments = ["--config", str(RUN_FILE), *(w for o in overrides for w in ("--set", o))]
+    words = [word for override in settings.settings for word in ("--set", override)]
     code = start_ranks(
         "launch.train",
-        arguments,
+        ["--config", str(settings.run_file), *words],
         nproc=settings.nproc,
         source="--nproc",
         accelerator=accelerator,
     )
-    if code:
-        return code
-    _show(settings, entropy)
-    return 0
+    if code == 0:
+        _show(settings, resolved, baselines, split)
+    return code
 
 
-def _show(settings: Quickstart, entropy: float) -> None:
+def train_command(settings: Quickstart, accelerator: Accelerator) -> str:
+    """The command that trains on what was prepared; settings of the run file are left out."""
+    file, here = settings.run_file, Path.cwd()
+    unchanged = load_run(file)
+    words = ["ds-engine", "train", "--config"]
+    words.append(str(file.relative_to(here) if file.is_relative_to(here) else file))
+    if accelerator.is_cpu or settings.nproc <= accelerator.devices:
+        words += ["--nproc", str(settings.nproc)]
+    for override in settings.settings:
+        if load_run(file, (override,)) != unchanged:
+            words += ["--set", override]
+    return shlex.join(words)
+
+
+def _show(
+    settings: Quickstart, resolved: ResolvedRun, baselines: Mapping[str, float], split: Split
+) -> None:
     from ds_engine.training.plot import plot_run
-    from ds_engine.training.tracking.jsonl import read_log
-    from launch.generate import Sampling, generate_texts
 
     folder = settings.run
-    curves = plot_run(folder, references={"unigram entropy": entropy})
-    losses = [
-        row["validation/loss"] for row in read_log(folder / "log.jsonl") if "validation/loss" in row
-    ]
-    sampling = Sampling(max_new_tokens=120, temperature=0.7, top_p=0.95)
-    texts = generate_texts(folder, (settings.prompt,), sampling) or [""]
-    click.echo(f"\n{'-' * 30} generated {'-' * 30}\n{texts[0]}\n{'-' * 71}")
-    rows = [
-        ("validation loss", f"{losses[-1]:.3f} nats per token"),
-        ("unigram entropy", f"{entropy:.3f} nats per token (no context at all)"),
-        ("curves", curves),
-        ("log", folder / "log.jsonl"),
-        ("wandb, offline", folder / "wandb"),
+    curves = plot_run(folder, baselines=baselines)
+    prompts = settings.prompts or default_prompts(
+        settings.family, None if settings.data is None else split.validation
+    )
+    text = demonstrate(settings.family, folder, prompts)
+    title = {"gpt": " generated ", "t5": " filled in ", "bert": " guessed "}[settings.family]
+    click.echo(f"\n{title.center(RULE, '-')}\n{text}\n{'-' * RULE}")
+    click.echo(outcome_table(folder, baselines))
+    rows: list[tuple[str, object]] = [("curves", curves), ("log", folder / "log.jsonl")]
+    if resolved.run.tracking.wandb is not None:
+        rows.append(("wandb, offline", folder / "wandb"))
+    rows += [
         ("checkpoint", folder / "checkpoints"),
         ("tokenizer, data", settings.folder),
-        ("more text", f'ds-engine generate --checkpoint {folder} --prompt "import os"'),
+        ("once more", _again(settings.family, folder, prompts[0])),
     ]
     for name, value in rows:
         click.echo(f"{name:<16} {value}")
+
+
+def outcome_table(run: Path, baselines: Mapping[str, float]) -> str:
+    """The last validation of a run beside what is possible without reading the input.
+
+    Args:
+        run: run folder.
+        baselines: see ``validation_baselines``.
+    """
+    from ds_engine.training.plot import measure_label
+    from ds_engine.training.tracking.jsonl import read_log
+
+    last = {name: value for row in read_log(run / "log.jsonl") for name, value in row.items()}
+    lines = [f"{'':<26} {'validation':>10} {'no context':>10}"]
+    for name, baseline in baselines.items():
+        title, unit = measure_label(name)
+        form = "{:.1%}" if name.endswith("accuracy") else "{:.3f}"
+        value = last.get(f"validation/{name}", "not logged")  # None: it was not finite
+        shown = form.format(value) if isinstance(value, float) else value or "not finite"
+        lines.append(f"{title:<26} {shown:>10} {form.format(baseline):>10} {unit}".rstrip())
+    if len(lines) == 1:
+        return "no validation data, so there is nothing to compare"
+    return "\n".join((*lines, NO_CONTEXT))
+
+
+def demonstrate(family: Family, run: Path, prompts: tuple[str, ...]) -> str:
+    """What a trained model makes of prompts, for people."""
+    from launch.generate import Sampling, generate_texts
+
+    if family == "bert":
+        from launch.fill_mask import fill_texts
+
+        lines = []
+        for prompt, places in zip(prompts, fill_texts(run, prompts) or [], strict=True):
+            lines.append(prompt)
+            for place in places:
+                guesses = "  ".join(f"{guess.piece} {guess.probability:.2f}" for guess in place)
+                lines.append(f"    {guesses}")
+        return "\n".join(lines)
+    if family == "t5":
+        texts = generate_texts(run, prompts, Sampling(max_new_tokens=40)) or []
+        pairs = zip(prompts, texts, strict=True)
+        return "\n\n".join(
+            f"{filled(prompt, text).rstrip()}\n    wrote: {text!r}" for prompt, text in pairs
+        )
+    sampling = Sampling(max_new_tokens=120, temperature=0.7, top_p=0.95)
+    return "\n\n".join(generate_texts(run, prompts, sampling) or [])
+
+
+def _again(family: Family, run: Path, prompt: str) -> str:
+    if family == "bert":
+        return shlex.join(["ds-engine", "fill-mask", "--checkpoint", str(run), "--text", prompt])
+    return shlex.join(["ds-engine", "generate", "--checkpoint", str(run), "--prompt", prompt])

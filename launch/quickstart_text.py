@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sysconfig
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from ds_engine.errors import DataError
 
 VALIDATION_SHARE = 0.05
 # Not written to be read: tests, generated tables, and what other people installed.
 SKIPPED_FOLDERS = frozenset({"site-packages", "test", "tests", "idlelib", "__pycache__"})
+
+# To continue or to fill after training on Python's sources. Byte-level BPE keeps a space with the
+# word behind it, so where a word is missing the space is missing too.
+PROMPTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "gpt": ("def main(",),
+        "t5": (
+            "import<extra_id_0>\n\ndef main(<extra_id_1>):\n    return None\n",
+            "    def __init__(self,<extra_id_0>):\n        self.name =<extra_id_1>\n",
+            "for<extra_id_0> in range(<extra_id_1>):\n    print(i)\n",
+        ),
+        "bert": ("import [MASK]", "return [MASK]"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -133,3 +149,41 @@ def write_split(data: Path | None, folder: Path) -> Split:
             "train on; give at least 2 documents and 20,000 characters"
         )
     return Split(*paths, documents=sum(counts), characters=characters, origin=origin)
+
+
+def default_prompts(family: str, held_out: Path | None) -> tuple[str, ...]:
+    """What to continue or to fill at the end of a quickstart.
+
+    Args:
+        family: of the model.
+        held_out: JSON lines of the user's own text, whose beginning is used; None: Python's.
+    """
+    if held_out is None:
+        return PROMPTS[family]
+    with held_out.open(encoding="utf-8") as file:
+        words = json.loads(file.readline())["text"].split()[:16]
+    if family == "gpt":
+        return (" ".join(words[:3]),)
+    if family == "bert":
+        words[len(words) // 2] = "[MASK]"
+    else:
+        words[2 * len(words) // 3] = "<extra_id_1>"
+        words[len(words) // 3] = "<extra_id_0>"
+    return (" ".join(words).replace(" <extra_id", "<extra_id"),)
+
+
+def filled(prompt: str, answer: str) -> str:
+    """A prompt with sentinels, each replaced by what a T5 wrote for it, in guillemets.
+
+    Args:
+        prompt: what the encoder read.
+        answer: what the decoder wrote: each sentinel, then what it stands for.
+    """
+    sentinel = r"<extra_id_\d+>"
+    parts = re.split(f"({sentinel})", answer.removesuffix("</s>"))
+    pieces = dict(zip(parts[-2::-2], parts[::-2], strict=False))  # of two, the first one counts
+    return re.sub(
+        sentinel,
+        lambda found: f"\u00ab{pieces[found[0]]}\u00bb" if found[0] in pieces else found[0],
+        prompt,
+    )

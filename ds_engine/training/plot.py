@@ -17,6 +17,7 @@ from ds_engine.training.tracking.jsonl import read_log
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import Formatter
 
 _BLUE, _VERMILLION, _GREEN, _PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 _COLOURS: Final = (_BLUE, _VERMILLION, _GREEN, _PURPLE, "#E69F00", "#56B4E9", "#000000")
@@ -39,6 +40,16 @@ _LABELS: Final[dict[str, tuple[str, str]]] = {
     "validation/loss": ("Validation loss", "nats per token"),
     "validation/perplexity": ("Validation perplexity", ""),
 }
+# The same of what is measured in training and in validation: loss terms and accuracies.
+_MEASURES: Final[dict[str, tuple[str, str]]] = {
+    "loss": ("Loss", "nats per token"),
+    "masked_lm_loss": ("Loss of masked words", "nats per masked token"),
+    "sentence_loss": ("Loss of sentence pairs", "nats per pair"),
+    "sentence_accuracy": ("Accuracy of sentence pairs", ""),
+    "classification_loss": ("Loss of classes", "nats per example"),
+    "classification_accuracy": ("Accuracy of classes", ""),
+}
+_LOSS, _ACCURACY = "_loss", "accuracy"
 
 
 @dataclass(frozen=True)
@@ -111,37 +122,74 @@ def smooth(values: Sequence[float], *, width: float) -> list[float]:
     return [float(value) for value in fit]
 
 
+def measure_label(name: str) -> tuple[str, str]:
+    """Return title and unit of a loss term or an accuracy, such as ``masked_lm_loss``."""
+    words = name.replace("_", " ").capitalize()
+    return _MEASURES.get(name, (words, "" if name.endswith(_ACCURACY) else "nats"))
+
+
+def measures(series: Mapping[str, Series]) -> tuple[str, ...]:
+    """Return what a run's figure shows in a panel each: its loss or the terms of it, accuracies.
+
+    A loss of several terms has each of them in the log as ``train/NAME_loss``.
+    """
+    terms = {name.removeprefix("train/") for name in series if name.startswith("train/")}
+    losses = sorted(name for name in terms if name.endswith(_LOSS)) or ["loss"]
+    held_out = {name.removeprefix("validation/") for name in series}
+    return (*losses, *sorted(name for name in held_out if name.endswith(_ACCURACY)))
+
+
 def plot_run(
-    run: Path, *, output: Path | None = None, references: Mapping[str, float] | None = None
+    run: Path,
+    *,
+    output: Path | None = None,
+    references: Mapping[str, float] | None = None,
+    baselines: Mapping[str, float] | None = None,
 ) -> Path:
     """Draw a run's loss, learning rate, gradient norm and speed into one figure and return its
     path.
 
+    A loss of several terms has a panel for each, and so has an accuracy.
+
     Args:
         run: a run folder or a log file.
         output: the image; the default is ``curves/training.png`` in the run folder.
-        references: horizontal lines in the loss, name to nats per token (the entropy of the unigram
-            distribution, another model's loss).
+        references: horizontal lines in the (first) loss, name to nats per token (another model's
+            loss, for one).
+        baselines: what is possible without reading the input, by the name of the loss or accuracy
+            (``loss``, ``masked_lm_loss``, ``sentence_accuracy``): the entropy of the unigram
+            distribution, the share of the most frequent label. Names without a panel are ignored.
 
     Raises:
         DataError: there is nothing to draw, or the image cannot be written.
     """
     series = read_series(run)
-    figure = _figure(height=7.0)
-    grid = figure.add_gridspec(2, 3, height_ratios=(1.7, 1.0))
+    panels = measures(series)
+    figure = _figure(height=7.0, width=10.0 if len(panels) == 1 else 12.5)
+    columns = math.lcm(3, len(panels))
+    grid = figure.add_gridspec(2, columns, height_ratios=(1.7, 1.0))
     figure.suptitle(f"Training of {_label(run)}", fontsize=14, fontweight="bold")
-    loss = figure.add_subplot(grid[0, :])
-    _draw(loss, series.get("train/loss"), "training", _BLUE)
-    _draw(loss, series.get("validation/loss"), "validation", _VERMILLION, markers=True)
-    _references(loss, references)
-    _finish(loss, "Loss", "nats per token")
+    for index, name in enumerate(panels):
+        share = columns // len(panels)
+        axes = figure.add_subplot(grid[0, index * share : (index + 1) * share])
+        _draw(axes, series.get(f"train/{name}"), "training", _BLUE)
+        _draw(axes, series.get(f"validation/{name}"), "validation", _VERMILLION, markers=True)
+        lines = {} if index else dict(references or {})
+        if baselines and name in baselines:
+            kind = "most frequent label" if name.endswith(_ACCURACY) else "unigram entropy"
+            lines[kind] = baselines[name]
+        _references(axes, lines)
+        _finish(axes, *measure_label(name))
+        if name.endswith(_ACCURACY):
+            axes.yaxis.set_major_formatter(_percent())
     small = {
         "train/lr": _GREEN,
         "train/grad_norm": _PURPLE,
         "train/tokens_per_second": _BLUE,
     }
     for column, (name, colour) in enumerate(small.items()):
-        axes = figure.add_subplot(grid[1, column])
+        share = columns // len(small)
+        axes = figure.add_subplot(grid[1, column * share : (column + 1) * share])
         _draw(axes, series.get(name), "", colour, smoothed=name != "train/lr")
         _finish(axes, *_LABELS[name])
         if name in ("train/lr", "train/tokens_per_second") and axes.lines:
@@ -178,7 +226,9 @@ def plot_comparison(
         line = _LINES[index // len(_COLOURS) % len(_LINES)]
         _draw(axes, series[metric], label, _COLOURS[index % len(_COLOURS)], line=line)
     _references(axes, references)
-    _finish(axes, *_LABELS.get(metric, (metric, "")))
+    measure = metric.removeprefix("train/").removeprefix("validation/")
+    unit = _MEASURES.get(measure, ("", ""))[1]
+    _finish(axes, *_LABELS.get(metric, (metric, unit)))
     name = f"{'comparison_' if len(runs) > 1 else ''}{metric.replace('/', '_')}.png"
     return _save(figure, output or _curves(runs[0]) / name)
 
@@ -201,13 +251,19 @@ def _curves(run: Path) -> Path:
     return RunFolder(run.parent if run.suffix == ".jsonl" else run).curves
 
 
-def _figure(height: float) -> "Figure":
+def _percent() -> "Formatter":
+    from matplotlib.ticker import PercentFormatter
+
+    return PercentFormatter(xmax=1.0)
+
+
+def _figure(height: float, width: float = 10.0) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     # Padding in inches; the default touches the edges.
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
-    return Figure(figsize=(10.0, height), layout=engine)
+    return Figure(figsize=(width, height), layout=engine)
 
 
 def _draw(

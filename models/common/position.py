@@ -161,7 +161,7 @@ class RelativeBias(nn.Module):
     def forward(self, num_queries: int, num_keys: int) -> Tensor:
         """(1, N_T, Q, K); the last query stands at the last key."""
         # On the CPU: a logarithm on another device might put an edge on its other side.
-        distances = torch.arange(1 - num_keys, num_keys)
+        distances = torch.arange(1 - max(num_keys, 1), max(num_keys, 1))
         buckets = relative_buckets(
             distances, self.num_buckets, self.max_distance, causal=self.causal
         )

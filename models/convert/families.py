@@ -10,10 +10,14 @@ from ds_engine.errors import ConfigError
 from models.convert.table import HFFamily
 
 MODULES: Mapping[str, str] = {
+    "bert": "models.convert.bert",
     "gpt2": "models.convert.gpt2",
     "gpt_neox": "models.convert.gpt_neox",
     "llama": "models.convert.llama",
+    "megatron-bert": "models.convert.megatron_bert",
+    "mt5": "models.convert.mt5",
     "qwen3": "models.convert.qwen3",
+    "t5": "models.convert.t5",
 }
 
 

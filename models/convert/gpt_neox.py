@@ -123,7 +123,7 @@ FAMILY = HFFamily(
     entries=entries,
     base_prefix="gpt_neox.",
     embedding="gpt_neox.embed_in.weight",
-    aliases=(("embed_out.weight", "lm_head.weight"),),
+    aliases=((r"embed_out\.weight", "lm_head.weight"),),
     ignored=(
         r"gpt_neox\.layers\.\d+\.attention\.(masked_)?bias",
         r"gpt_neox\.layers\.\d+\.attention\.rotary_emb\.inv_freq",

@@ -14,7 +14,8 @@ from ds_engine.errors import ConfigError
 NEUTRAL = frozenset((
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures",
     "attn_implementation", "bos_token_id", "chunk_size_feed_forward", "classifier_dropout",
-    "decoder_start_token_id", "dtype", "eos_token_id", "finetuning_task", "id2label", "label2id",
+    "decoder_start_token_id", "dtype", "eos_token_id", "finetuning_task", "gradient_checkpointing",
+    "id2label", "label2id",
     "max_length", "model_type", "name_or_path", "num_labels", "output_attentions",
     "output_hidden_states", "pad_token_id", "prefix", "pretraining_tp", "problem_type",
     "return_dict", "sep_token_id", "summary_activation", "summary_first_dropout",

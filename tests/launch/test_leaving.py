@@ -60,12 +60,14 @@ def two_ranks(folder: Path, mode: str) -> list[tuple[int, str, str]]:
     return [(rank.returncode, *answer) for rank, answer in zip(ranks, answers, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["plain", "late", "click"])
 def test_ranks_that_are_done_leave_together(tmp_path: Path, mode: str) -> None:
     for code, output, _ in two_ranks(tmp_path, mode):
         assert (code, output) == (0, "done\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "code"), [("error", 1), ("exit", 3)])
 def test_a_rank_that_fails_waits_for_nobody(tmp_path: Path, mode: str, code: int) -> None:
     (other, output, _), (failed, nothing, errors) = two_ranks(tmp_path, mode)

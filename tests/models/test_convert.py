@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from ds_engine.errors import CheckpointError, ConfigError
 from ds_engine.parallel.parameter import spec_of
 from ds_engine.parallel.tensor_parallel import TensorParallel
-from models.common.definition import PlanOptions
-from models.config import GPTConfig
 from models.convert.families import MODULES, find_hf_family
 from models.convert.table import load_full, per_head, stacked, transposed
-from models.gpt import build_plan
-from tests.models.tiny import our_model, randomise
+from tests.models.tiny import our_model, plan_of, randomise
 
 SIZES = {
     "vocab_size": 61,
@@ -29,15 +26,28 @@ SIZES = {
     "max_position_embeddings": 32,
 }
 GPT2_SIZES = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
+T5_SIZES = {
+    "vocab_size": 61,
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 48,
+    "num_heads": 4,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
+    "bert": SIZES,
     "gpt2": GPT2_SIZES,
     "gpt_neox": SIZES,
     "llama": {**SIZES, "num_key_value_heads": 2},
+    "megatron-bert": {**SIZES, "tie_word_embeddings": False},
+    "mt5": {**T5_SIZES, "tie_word_embeddings": False},
     "qwen3": {**SIZES, "num_key_value_heads": 2, "head_dim": 8},
+    "t5": T5_SIZES,
 }
 
 
-def read(family: str, **changes: Any) -> GPTConfig:
+def read(family: str, **changes: Any) -> Any:
     return find_hf_family(family).config_from_hf({**CONFIGS[family], **changes})
 
 
@@ -127,7 +137,7 @@ def test_unknown_family_suggests_the_nearest() -> None:
         find_hf_family("lama")
 
 
-def hf_weights(family: str, **changes: Any) -> tuple[Any, GPTConfig, dict[str, torch.Tensor]]:
+def hf_weights(family: str, **changes: Any) -> tuple[Any, Any, dict[str, torch.Tensor]]:
     config = read(family, **changes)
     parameters = randomise(our_model(config), 1).canonical_parameters()
     full = {name: p.detach() for name, p in parameters.items()}
@@ -234,9 +244,10 @@ def test_shards_come_from_the_full_weights(family, size) -> None:
     full = found.from_hf(state, config)
     joined: dict[str, torch.Tensor] = {}
     for rank in range(size):
+        plan = plan_of(config, TensorParallel(None, rank, size))
         parameters = {
             f"{spec.name}.{name}": parameter
-            for spec in build_plan(config, TensorParallel(None, rank, size), PlanOptions()).layers
+            for spec in [*plan.layers, *plan.shared]
             for name, parameter in spec.build().named_parameters()
         }
         load_full(parameters, full)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ds_engine.parallel.tensor_parallel import TensorParallel
+from ds_engine.pipeline.plan import LayerPlan
 from ds_engine.pipeline.sequential import SequentialModel
 from models.common.definition import PlanOptions
-from models.config import GPTConfig
 from models.convert.table import HFFamily, load_full
-from models.gpt import build_plan
+from models.registry import load_definition
 
 TOLERANCE = 1e-5
 
@@ -29,9 +29,12 @@ def hf_model(config: Any, model: type[nn.Module], seed: int) -> nn.Module:
     return built
 
 
-def our_model(config: GPTConfig, options: PlanOptions | None = None) -> SequentialModel:
-    plan = build_plan(config, TensorParallel.single(), options or PlanOptions())
-    return SequentialModel(plan).eval()
+def plan_of(config: Any, tp: TensorParallel, options: PlanOptions | None = None) -> LayerPlan:
+    return load_definition(config.family).plan(config, tp, options or PlanOptions())
+
+
+def our_model(config: Any, options: PlanOptions | None = None) -> SequentialModel:
+    return SequentialModel(plan_of(config, TensorParallel.single(), options)).eval()
 
 
 def randomise(model: SequentialModel, seed: int) -> SequentialModel:
@@ -72,10 +75,38 @@ def gradients_of(model: SequentialModel) -> dict[str, Tensor]:
     return found  # type: ignore[return-value]
 
 
+def converted(theirs: nn.Module, family: HFFamily, config: Any) -> dict[str, Tensor]:
+    """Their weights by our names; checks that they round trip bit for bit."""
+    state = theirs.state_dict()
+    full = family.from_hf(state, config)
+    back = family.to_hf(full, config)
+    kept = {name: t for name, t in state.items() if name in back}
+    assert set(state) - set(kept) <= set(family.spare(config))
+    for name, tensor in kept.items():
+        assert back[name].dtype == tensor.dtype and torch.equal(back[name], tensor), name
+    again = family.from_hf(back, config)
+    assert all(torch.equal(again[name], full[name]) for name in full)
+    return full
+
+
+def gradient_differences(
+    ours: SequentialModel, theirs: nn.Module, family: HFFamily, config: Any
+) -> dict[str, float]:
+    """Of every gradient, by our names: a block that is zero, such as that of a bias of keys, is
+    measured by the matrix that it is a part of."""
+    spare = family.spare(config)
+    state = {n: p.grad for n, p in theirs.named_parameters() if n not in spare}
+    expected = family.from_hf(state, config)
+    found = gradients_of(ours)
+    assert set(found) == set(expected)
+    words = {name: grad[: len(expected[name])] for name, grad in found.items()}  # no padding
+    return {f"gradient of {n}": difference(words[n], expected[n]) for n in expected}
+
+
 def parity(
     theirs: nn.Module,
     family: HFFamily,
-    config: GPTConfig,
+    config: Any,
     tokens: Tensor,
     only_ours: Mapping[str, Tensor] | None = None,
 ) -> dict[str, float]:
@@ -85,16 +116,7 @@ def parity(
         only_ours: parameters that the other side lacks, with the value that switches them off.
     """
     extra = dict(only_ours or {})
-    state = theirs.state_dict()
-    full = family.from_hf(state, config)
-    back = family.to_hf(full, config)
-    kept = {name: t for name, t in state.items() if name in back}
-    assert set(state) - set(kept) <= ({family.head} if config.tie_embeddings else set())
-    for name, tensor in kept.items():
-        assert back[name].dtype == tensor.dtype and torch.equal(back[name], tensor), name
-    again = family.from_hf(back, config)
-    assert all(torch.equal(again[name], full[name]) for name in full)
-
+    full = converted(theirs, family, config)
     ours = our_model(config)
     load_full(ours.canonical_parameters(), {**full, **extra})
     result = {}

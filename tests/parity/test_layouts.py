@@ -49,6 +49,22 @@ LAYOUTS = [
         marks=pytest.mark.slow,
     ),
 ]
+# What differs between the variants of a family are layers, so a few hard layouts tell.
+VARIANT_LAYOUTS = [
+    Layout(zero=3, recompute=1),
+    Layout(tensor=4, sequence=True, recompute=2),
+    Layout(pipeline=4, recompute=1),
+    Layout(tensor=2, sequence=True, pipeline=2, micro=1),
+    Layout(tensor=2, data=2, zero=3),
+]
+VARIANTS = ["t5_11_dropout", "t5_learned_dropout", "roberta_dropout", "classify_dropout"]
+PLAIN_LAYOUTS = [
+    Layout(micro=4),
+    Layout(tensor=2, sequence=True, recompute=2),
+    Layout(pipeline=4, micro=1),
+    Layout(tensor=2, pipeline=2, recompute=1),
+    Layout(data=2, zero=2),
+]
 BF16_LAYOUTS = [
     Layout(zero=1, bf16=True),
     Layout(zero=1, data=2, bf16=True),
@@ -74,12 +90,24 @@ def check(family: str, layout: Layout, **tolerances: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-@pytest.mark.parametrize("family", ["gpt_dropout", "llama_dropout"])
+@pytest.mark.parametrize("family", ["gpt_dropout", "llama_dropout", "t5_dropout", "bert_dropout"])
 def test_layout_equals_one_process(family: str, layout: Layout) -> None:
     check(family, layout, **FP32)
 
 
+@pytest.mark.parametrize("layout", VARIANT_LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("family", VARIANTS)
+def test_variant_equals_one_process(family: str, layout: Layout) -> None:
+    check(family, layout, **FP32)
+
+
+@pytest.mark.parametrize("layout", PLAIN_LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("family", ["gpt", "llama", "t5", "bert"])
+def test_layout_without_dropout_equals_one_process(family: str, layout: Layout) -> None:
+    check(family, layout, **FP32)
+
+
 @pytest.mark.parametrize("layout", BF16_LAYOUTS, ids=lambda layout: layout.name)
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("family", ["gpt", "llama", "t5", "bert"])
 def test_bf16_layout_is_near_one_process_in_fp32(family: str, layout: Layout) -> None:
     check(family, layout, **BF16)

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ds_engine.errors import DataError
-from ds_engine.training.plot import Series, plot_comparison, plot_run, read_series, smooth
+from ds_engine.training.plot import (
+    Series,
+    measure_label,
+    measures,
+    plot_comparison,
+    plot_run,
+    read_series,
+    smooth,
+)
 from ds_engine.training.run_folder import RunFolder
 from ds_engine.training.tracking.jsonl import JsonlTracker
 from launch.commands.plot import command
@@ -24,6 +32,29 @@ def make_run(path, *, steps=40, nonfinite=()):
             tracker.log(step, {"validation/loss": 11.0 / step})
     tracker.close(0)
     return path
+
+
+TERMS = {"masked_lm_loss": 8.0, "sentence_loss": 0.7}
+
+
+def make_run_of_terms(path, *, terms=TERMS, accuracies=("sentence_accuracy",), steps=40):
+    """A run whose loss has terms; of one term the log has only the loss, in training."""
+    folder = RunFolder(path).create()
+    tracker = JsonlTracker(folder.log_path, run_id="r", first_step=0)
+    for step in range(1, steps + 1):
+        values = {name: value / step for name, value in terms.items()}
+        row = {"loss": sum(values.values()), **(values if len(values) > 1 else {})}
+        tracker.log(step, {"train/lr": 1e-3} | {f"train/{name}": row[name] for name in row})
+        if step % 10 == 0:
+            row |= values | dict.fromkeys(accuracies, 0.5 + step / 100)
+            tracker.log(step, {f"validation/{name}": row[name] for name in row})
+    tracker.close(0)
+    return path
+
+
+def drawn(path):
+    """The words of an SVG's comments, where matplotlib leaves the text that it draws as paths."""
+    return re.findall(r"<!-- (.*?) -->", path.read_text())
 
 
 def png_size(path):
@@ -47,6 +78,54 @@ def test_overview_of_a_run(tmp_path):
     before = path.read_bytes()
     plot_run(run)
     assert path.read_bytes() != before  # the reference line is part of the figure
+
+
+def test_each_loss_term_has_a_panel_with_its_own_baseline(tmp_path):
+    run = make_run_of_terms(tmp_path / "a")
+    series = read_series(run)
+    assert measures(series) == ("masked_lm_loss", "sentence_loss", "sentence_accuracy")
+    baselines = {"masked_lm_loss": 6.25, "sentence_loss": 0.693, "sentence_accuracy": 0.52}
+    words = drawn(plot_run(run, output=tmp_path / "a.svg", baselines={**baselines, "loss": 9.0}))
+    titles = [measure_label(name)[0] for name in baselines]
+    assert [word for word in words if word in titles] == titles
+    assert [word for word in words if "(" in word] == [
+        "unigram entropy (6.25)",
+        "unigram entropy (0.693)",
+        "most frequent label (0.52)",
+    ]
+    assert "Loss" not in words  # the sum of different kinds of loss says nothing
+    assert "60%" in words or "60.0%" in words
+
+
+def test_references_stay_in_the_first_loss(tmp_path):
+    run = make_run_of_terms(tmp_path / "a")
+    words = drawn(plot_run(run, output=tmp_path / "a.svg", references={"another model": 5.5}))
+    assert [word for word in words if "(" in word] == ["another model (5.5)"]
+
+
+def test_a_loss_of_one_term_with_an_accuracy(tmp_path):
+    run = make_run_of_terms(
+        tmp_path / "a",
+        terms={"classification_loss": 0.7},
+        accuracies=("classification_accuracy",),
+    )
+    assert measures(read_series(run)) == ("loss", "classification_accuracy")
+    words = drawn(plot_run(run, output=tmp_path / "a.svg", baselines={"loss": 0.6}))
+    assert "Loss" in words
+    assert "Accuracy of classes" in words
+    assert "unigram entropy (0.6)" in words
+
+
+def test_a_baseline_is_a_reference_of_the_loss(tmp_path):
+    run = make_run(tmp_path / "a")
+    before = plot_run(run, references={"unigram entropy": 6.25}).read_bytes()
+    assert plot_run(run, baselines={"loss": 6.25}).read_bytes() == before
+
+
+def test_labels_of_measures_nobody_has_named():
+    assert measure_label("masked_lm_loss") == ("Loss of masked words", "nats per masked token")
+    assert measure_label("router_loss") == ("Router loss", "nats")
+    assert measure_label("router_accuracy") == ("Router accuracy", "")
 
 
 @pytest.mark.parametrize(("steps", "nonfinite"), [(1, ()), (2, ()), (3, (1, 2, 3))])

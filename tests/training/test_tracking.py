@@ -11,7 +11,7 @@ from ds_engine.errors import ConfigError, LaunchError
 from ds_engine.training.run_folder import RunFolder
 from ds_engine.training.tracking.build import build_tracker
 from ds_engine.training.tracking.jsonl import read_log
-from ds_engine.training.tracking.progress import ProgressTracker, format_duration
+from ds_engine.training.tracking.progress import ProgressTracker, describe, format_duration
 from ds_engine.training.tracking.tracker import (
     CompositeTracker,
     GuardedTracker,
@@ -121,6 +121,21 @@ def test_plain_progress_is_one_line_a_row_with_the_time_left():
         "step 50/100 | loss 2.5000 | lr 0.0003 | grad norm 1.25 | 12,000 tokens/s | 0:01:40 left",
         "step 50/100 | validation loss 2.2500 | perplexity 9.488",
     ]
+
+
+def test_progress_shows_the_terms_of_a_loss_and_accuracies():
+    terms = {"loss": 4.1, "masked_lm_loss": 3.4, "sentence_loss": 0.7}
+    train = {f"train/{name}": value for name, value in terms.items()}
+    held_out = {f"validation/{name}": value for name, value in terms.items()}
+    assert describe({"train/lr": 0.1, **train}) == (
+        "loss 4.1000 (masked_lm 3.4000, sentence 0.7000) | lr 0.1"
+    )
+    assert describe({**held_out, "validation/sentence_accuracy": 0.625}) == (
+        "validation loss 4.1000 (masked_lm 3.4000, sentence 0.7000) | sentence accuracy 62.5%"
+    )
+    # A single term is the loss.
+    single = {"validation/loss": 0.5, "validation/classification_loss": 0.5}
+    assert describe(single) == "validation loss 0.5000"
 
 
 def test_a_terminal_gets_a_bar():

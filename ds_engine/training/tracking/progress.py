@@ -21,9 +21,12 @@ def format_duration(seconds: float) -> str:
 
 
 def describe(metrics: Mapping[str, float]) -> str:
-    """Return in one line what a person watches: loss, learning rate, gradient norm, speed."""
+    """Return in one line what a person watches: loss, learning rate, gradient norm, speed.
+
+    Where a loss has several terms they follow it: ``loss 4.1 (masked_lm 3.4, sentence 0.7)``.
+    """
     parts = [
-        form.format(metrics[name])
+        form.format(metrics[name]) + _terms(name, metrics)
         for name, form in (
             ("train/loss", "loss {:.4f}"),
             ("train/lr", "lr {:.3g}"),
@@ -35,9 +38,28 @@ def describe(metrics: Mapping[str, float]) -> str:
         )
         if name in metrics
     ]
+    parts += [
+        f"{name.removeprefix('validation/').replace('_', ' ')} {value:.1%}"
+        for name, value in metrics.items()
+        if name.startswith("validation/") and name.endswith("accuracy")
+    ]
     if metrics.get("train/skipped_steps"):
         parts.append(f"{metrics['train/skipped_steps']:.0f} skipped")
     return " | ".join(parts)
+
+
+def _terms(name: str, metrics: Mapping[str, float]) -> str:
+    """The terms of the loss ``name`` in brackets; nothing if it has only one."""
+    kind, separator, measure = name.partition("/")
+    if measure != "loss":
+        return ""
+    start = kind + separator
+    terms = [
+        f"{key.removeprefix(start).removesuffix('_loss')} {value:.4f}"
+        for key, value in metrics.items()
+        if key.startswith(start) and key.endswith("_loss")
+    ]
+    return f" ({', '.join(terms)})" if len(terms) > 1 else ""
 
 
 class ProgressTracker:
