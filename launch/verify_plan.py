@@ -75,7 +75,7 @@ def plan_proof(run: RunConfig, *, data: int, max_processes: int) -> ProofPlan:
         [
             *check_layout(run),
             *model.check(whole),
-            *model.check_sequence(run.data.sequence_length),
+            *model.check_sequence(run.data.sequence_length, run.data.decoder_sequence_length),
         ]
     )
     dims = ParallelDims(world(), tensor=degrees["tensor"], pipeline=degrees["pipeline"])

@@ -156,5 +156,6 @@ class ReplicatedLinear(nn.Module):
         self.bias = make_parameter((out_features,), tp, ZEROS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., I) -> (..., O)."""
-        return F.linear(x, local_weight(self.weight, self.tp), local_weight(self.bias, self.tp))
+        """(..., I) -> (..., O), in the precision of ``x``."""
+        weight, bias = local_weight(self.weight, self.tp), local_weight(self.bias, self.tp)
+        return F.linear(x, weight.to(x.dtype), bias.to(x.dtype))

@@ -42,10 +42,11 @@ class Classifier(nn.Module):
         self.output = ReplicatedLinear(hidden_size, num_classes, alone, init)
 
     def forward(self, hidden: Tensor, sample_ids: Tensor) -> Tensor:
-        """(B, S_T, H) -> logits (B, C)."""
+        """(B, S_T, H) -> logits (B, C) float32."""
         first = first_position(hidden, self.tp)
-        pooled = torch.tanh(self.pooler(first))
-        return self.output(self.dropout(pooled, sample_ids)).squeeze(1)
+        pooled = self.dropout(torch.tanh(self.pooler(first)), sample_ids)
+        # Few rows and classes: their gradients nearly cancel, which low precision would not survive.
+        return self.output(pooled.float()).squeeze(1)
 
     def loss(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """Weighted sum over rows of the cross-entropy, (1,) float32.
@@ -56,9 +57,7 @@ class Classifier(nn.Module):
             logits: (B, C); labels: (B,) int64; weights: (B,) float32.
         """
         smoothing = self.smoothing if self.training else 0.0
-        losses = F.cross_entropy(
-            logits.float(), labels, reduction="none", label_smoothing=smoothing
-        )
+        losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
         numbers = [losses] if self.training else [losses, (logits.argmax(-1) == labels).float()]
         return torch.stack(numbers) @ weights.float()
 

@@ -12,6 +12,7 @@ import pytest
 
 from ds_engine.parallel.tensor_parallel import TensorParallel
 from ds_engine.verify import AdamSettings, reference_trace
+from tests.parity.families import FAMILIES
 from tests.parity.layouts import plan_for, synthetic
 
 STEPS = 20
@@ -20,7 +21,7 @@ FOLDER = Path(__file__).parent
 TOLERANCE = 2e-4
 
 
-@pytest.mark.parametrize("family", ["gpt", "gpt_dropout", "llama", "llama_dropout"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_losses_and_norms_are_the_pinned_ones(family: str, request: pytest.FixtureRequest) -> None:
     data = synthetic(family)
     plan = plan_for(family, TensorParallel.single())
