@@ -76,6 +76,8 @@ class SyntheticData:
     def _row(self, sample: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Inputs but for the sample number, and targets."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "proof", sample))
+        if not {"decoder_tokens", "token_types"} & set(self.fields):
+            return self._decoder_only(sample, generator)
         documents = sample % 4 + 1
         values = self._sequence("", self.sequence_length, documents, sample, generator)
         length = self.sequence_length
@@ -89,17 +91,25 @@ class SyntheticData:
             targets += self._targets(term, length, sample, generator)
         return tuple(values[name] for name in self.fields[:-1]), tuple(targets)
 
+    def _decoder_only(
+        self, sample: int, generator: torch.Generator
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """A row of a decoder, which predicts each next token."""
+        length = self.sequence_length
+        stream = torch.randint(self.vocab_size, (length + 1,), generator=generator)
+        cuts = torch.randint(1, length, (sample % 4,), generator=generator)
+        segments, positions = _documents(length, cuts)
+        mask = _mask(length, sample, generator)
+        return (stream[:-1], positions, segments), (stream[1:], mask)
+
     def _sequence(
         self, prefix: str, length: int, documents: int, sample: int, generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Tokens, positions and segments of a row; models that know padding get some."""
+        """Tokens, positions and segments of a row, and some padding."""
         cuts = torch.randperm(length - 1, generator=generator)[: documents - 1] + 1
-        starts = torch.zeros(length, dtype=torch.long)
-        starts[cuts] = 1
-        segments, index = starts.cumsum(0), torch.arange(length)
-        first = torch.where(starts.bool() | (index == 0), index, 0).cummax(0).values
-        positions = index - first
-        if sample % 3 == 0 and {"decoder_tokens", "token_types"} & set(self.fields):
+        segments, positions = _documents(length, cuts)
+        if sample % 3 == 0:
+            index = torch.arange(length)
             padding = index >= length - 2
             segments = segments.masked_fill(padding, PADDING)
             positions = torch.where(padding, index - length + 2, positions)
@@ -117,7 +127,19 @@ class SyntheticData:
             label = torch.randint(term.num_classes, (), generator=generator)
             return [label, torch.tensor(float(sample % 3 != 1))]
         labels = torch.randint(self.vocab_size, (length,), generator=generator)
-        # An uneven share of masked tokens per sample tells a mean of means from the true mean.
-        share = (sample % 5) / 6
-        mask = (torch.rand(length, generator=generator) >= share).float()
-        return [labels, mask]
+        return [labels, _mask(length, sample, generator)]
+
+
+def _documents(length: int, cuts: Tensor) -> tuple[Tensor, Tensor]:
+    """Segments and positions (S,) of a row with documents that begin at the cuts."""
+    starts = torch.zeros(length, dtype=torch.long)
+    starts[cuts] = 1
+    index = torch.arange(length)
+    first = torch.where(starts.bool() | (index == 0), index, 0).cummax(0).values
+    return starts.cumsum(0), index - first
+
+
+def _mask(length: int, sample: int, generator: torch.Generator) -> Tensor:
+    """An uneven share of masked tokens per sample tells a mean of means from the true mean."""
+    share = (sample % 5) / 6
+    return (torch.rand(length, generator=generator) >= share).float()

@@ -15,6 +15,7 @@ COMMANDS = {
     "eval": ("launch.commands.eval", "Evaluate a checkpoint on validation data."),
     "generate": ("launch.commands.generate", "Generate text from a checkpoint."),
     "fill-mask": ("launch.commands.fill_mask", "Fill the masked words of a text, with BERT."),
+    "classify": ("launch.commands.classify", "Tell the class of texts, with a fine-tuned BERT."),
     "verify": ("launch.commands.verify", "Prove that a layout equals one process, on CPU."),
     "plot": ("launch.commands.plot", "Draw the curves of a run."),
     "doctor": ("launch.commands.doctor", "Report what this machine can run, and what is amiss."),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ds_engine.config.reader import raise_problems
 from ds_engine.config.schema import SourceConfig
 from ds_engine.data.dataset import build_validation
-from ds_engine.errors import ConfigError
+from ds_engine.errors import ConfigError, DataError
 from ds_engine.training.evaluate import Evaluation, Evaluator, ModelStep
-from launch.inference import connect, load_model, open_run
+from launch.inference import SavedRun, connect, load_model, open_run
+from launch.labels import check_data, run_classes
 from launch.objective import make_objective
 
 
@@ -30,12 +32,10 @@ def evaluate_run(
         max_samples: use at most so many; None: all.
 
     Raises:
-        DsEngineError: no checkpoint, or no data.
+        DsEngineError: no checkpoint, or no data, or data whose classes are not the run's.
     """
     saved = open_run(run)
-    sources = tuple(SourceConfig(path) for path in data) or saved.run.data.validation
-    if not sources:
-        raise ConfigError("the run has no data.validation; name indexed data with --data PREFIX")
+    sources = _sources(saved, data)
     context = connect(tensor)
     model = load_model(saved, context.tensor_parallel(sequence_parallel=False))
     objective = make_objective(saved.run, saved.model, saved.tokenizer)
@@ -49,3 +49,25 @@ def evaluate_run(
         max_samples=max_samples or len(dataset),
     )
     return evaluator.run(), context.rank
+
+
+def _sources(saved: SavedRun, data: tuple[str, ...]) -> tuple[SourceConfig, ...]:
+    """What to evaluate on, which exists and means what the run has learned."""
+    sources = tuple(SourceConfig(path) for path in data) or saved.run.data.validation
+    if not sources:
+        raise ConfigError("the run has no data.validation; name indexed data with --data PREFIX")
+    for source in sources:
+        if not Path(f"{source.path}.idx").is_file():
+            origin = "--data" if data else "the run's data.validation"
+            hint = " without the ending" if source.path.endswith((".bin", ".idx")) else ""
+            raise DataError(
+                f"{origin} = {source.path}: no file {source.path}.idx (relative to {Path.cwd()}); "
+                f"give --data PREFIX{hint}, or create it with `ds-engine preprocess`"
+            )
+    if getattr(saved.model, "num_labels", None) is not None:
+        classes = run_classes(saved.home, saved.run)
+        if classes is not None:
+            raise_problems(
+                problem for source in sources for problem in check_data(source.path, classes)
+            )
+    return sources

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,16 +12,15 @@ import torch
 from ds_engine.config.load import read_run
 from ds_engine.config.schema import RunConfig
 from ds_engine.data.objective import SpecialIds
-from ds_engine.errors import CheckpointError, ConfigError
+from ds_engine.errors import ConfigError
 from ds_engine.parallel.context import ParallelContext, RankInfo, prepare_rendezvous
 from ds_engine.parallel.dims import ParallelDims
 from ds_engine.parallel.tensor_parallel import TensorParallel
 from ds_engine.pipeline.sequential import SequentialModel
 from ds_engine.training.checkpoint import files
-from ds_engine.training.checkpoint.weights import FullWeights
-from ds_engine.training.run_folder import RunFolder
+from ds_engine.training.checkpoint.weights import FullWeights, find_weights
 from launch.accelerator import local_device
-from launch.compose import make_plan
+from launch.compose import make_plan, own_tokenizer
 from models.registry import ModelConfig, read_model
 from preprocessing.special_tokens import encode_marked, special_ids
 from preprocessing.tokenize import Tokenizer, load_tokenizer
@@ -43,47 +42,28 @@ class SavedRun:
     model: ModelConfig
     tokenizer: Path | None
 
+    @property
+    def home(self) -> Path:
+        """The run's folder."""
+        return self.checkpoint.absolute().parent.parent
+
 
 def open_run(path: Path, tokenizer: Path | None = None) -> SavedRun:
-    """Find the checkpoint that ``path`` means.
+    """Find the checkpoint that ``path`` means; of its files the model alone must be undamaged.
 
     Args:
-        path: a run folder (its newest complete checkpoint is taken) or a checkpoint folder.
+        path: a run folder (its newest usable checkpoint is taken) or a checkpoint folder.
         tokenizer: instead of the run's own.
 
     Raises:
         CheckpointError: there is no usable checkpoint.
     """
-    if (path / files.MANIFEST).is_file():
-        checkpoint, home = path, path.parent.parent
-        files.verify(checkpoint)
-    else:
-        home = path
-        newest, problems = files.newest_complete(path / "checkpoints")
-        if newest is None:
-            raise CheckpointError(
-                f"{path} has no usable checkpoint {'; '.join(problems)}; give a run folder (the "
-                "run's checkpoint.directory) or one of its checkpoints/step_NNNNNNNN"
-            )
-        checkpoint = newest
+    checkpoint = find_weights(path)
     run = read_run(files.read_json(checkpoint / "config.json"))
+    saved = SavedRun(checkpoint, run, read_model(run.model).portable(), tokenizer)
     if tokenizer is None and run.data.tokenizer is not None:
-        tokenizer = own_tokenizer(home, run.data.tokenizer)
-    return SavedRun(checkpoint, run, read_model(run.model).portable(), tokenizer)
-
-
-def own_tokenizer(home: Path, named: str) -> Path:
-    """The tokenizer of the run in folder ``home``: the copy that it kept, else the original.
-
-    Args:
-        home: run folder.
-        named: the run's ``data.tokenizer``, a file or a folder.
-    """
-    kept = RunFolder(home).tokenizer
-    if not kept.is_dir():
-        return Path(named)
-    file = kept / Path(named).name
-    return file if file.is_file() else kept
+        saved = replace(saved, tokenizer=own_tokenizer(saved.home, run.data.tokenizer))
+    return saved
 
 
 def run_tokenizer(saved: SavedRun, *, eod: str | None = None) -> Tokenizer:

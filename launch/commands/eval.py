@@ -1,4 +1,4 @@
-"""``ds-engine eval``: loss and perplexity of a checkpoint."""
+"""``ds-engine eval``: loss, perplexity and accuracies of a checkpoint."""
 
 import json
 import sys
@@ -16,10 +16,26 @@ if TYPE_CHECKING:
 
 @click.command()
 @CHECKPOINT
-@click.option("--data", multiple=True, help="Prefix of indexed data; default: the run's own.")
+@click.option(
+    "--data",
+    multiple=True,
+    help="Prefix of indexed data, may be repeated; default: the run's own.",
+)
 @click.option("--max-samples", type=click.IntRange(min=1), help="Stop after so many samples.")
-@click.option("--micro-batch-size", default=4, show_default=True, type=click.IntRange(min=1))
-@click.option("--tensor", default=1, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--micro-batch-size",
+    default=4,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Samples in a forward pass; changes the speed alone.",
+)
+@click.option(
+    "--tensor",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Ranks that share the model.",
+)
 @click.option("--nproc", type=click.IntRange(min=1), help="Processes; default: --tensor.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -31,9 +47,11 @@ def command(
     nproc: int | None,
     as_json: bool,
 ) -> None:
-    """Evaluate a checkpoint on validation data.
+    """Evaluate a checkpoint on validation data: loss, perplexity, accuracies.
 
     Example: ds-engine eval --checkpoint runs/gpt_tiny
+
+    Example: ds-engine eval --checkpoint runs/bert_classify_tiny --data data/test --json
     """
     ranks = nproc or tensor
     if ranks > 1 and not is_rank():

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.parity.families import SEQUENCE
+from tests.parity.families import DECODER_SEQUENCE, SEQUENCE
 from tests.parity.layouts import GLOBAL_BATCH, Layout, deepspeed_config, plan_for
 
 VOCABULARY = 61
@@ -30,8 +30,33 @@ def write_data(folder: Path) -> Path:
     for name, documents in (("a", 60), ("b", 30), ("validation", 12)):
         with IndexedWriter(folder / name, vocab_size=VOCABULARY) as writer:
             for _ in range(documents):
-                writer.add_document(random.integers(0, VOCABULARY, random.integers(3, 60)))
+                document = random.integers(0, VOCABULARY, random.integers(3, 60))
+                # Sentences for the models that know them; the others see the document.
+                for begin in range(0, len(document), 4):
+                    writer.add_sequence(document[begin : begin + 4])
+                writer.end_document()
     return folder
+
+
+def objective_for(family: str) -> Any:
+    """What a family of ``tests.parity.families`` is trained on."""
+    from ds_engine.data.causal_lm import CausalLM
+    from ds_engine.data.masked_lm import MaskedLM
+    from ds_engine.data.objective import SpecialIds
+    from ds_engine.data.sentence_pairs import SentencePairs
+    from ds_engine.data.span_corruption import SpanCorruption
+
+    if family.startswith(("gpt", "llama")):
+        return CausalLM(SEQUENCE)
+    if family.startswith("t5"):
+        ids = SpecialIds(pad=0, eos=1, start=0, sentinels=(60, 59, 58, 57))
+        return SpanCorruption(
+            encoder_length=SEQUENCE, decoder_length=DECODER_SEQUENCE, ids=ids, seed=3
+        )
+    ids = SpecialIds(pad=0, mask=2, cls=3, sep=4, special=frozenset({0, 2, 3, 4}))
+    if family.startswith("roberta"):
+        return MaskedLM(SEQUENCE, ids, VOCABULARY, 3)
+    return SentencePairs("sentence_order", SEQUENCE, ids, VOCABULARY, 3)
 
 
 @dataclass(frozen=True)
@@ -118,7 +143,6 @@ def make_checkpointer(job: Job, step: Any, reports: list[str]) -> Any:
 def assemble(job: Job) -> Parts:
     """Everything but the launcher; resumes when the job has a root with checkpoints."""
     from ds_engine.config.schema import LRScheduleConfig, SourceConfig
-    from ds_engine.data.causal_lm import CausalLM
     from ds_engine.data.dataset import build_dataset, build_validation
     from ds_engine.data.loader import BatchLoader
     from ds_engine.training.evaluate import Evaluator
@@ -130,7 +154,7 @@ def assemble(job: Job) -> Parts:
     step, reports, recorder = make_step(job), [], Recorder()
     checkpointer = make_checkpointer(job, step, reports) if job.root else None
     state = (checkpointer.resume() if checkpointer else None) or TrainState()
-    objective = CausalLM(SEQUENCE)
+    objective = objective_for(job.family)
     dataset = build_dataset(
         [SourceConfig(str(job.data / name), w) for name, w in zip("ab", job.weights, strict=True)],
         objective,

@@ -64,10 +64,12 @@ def test_evaluation_does_not_disturb_training(data: Path, layout: Layout) -> Non
         assert torch.equal(same[name], value), name
 
 
-def evaluate_body(rank: int, data: Path, layouts: list[Layout]) -> Any:
+def evaluate_body(
+    rank: int, data: Path, layouts: list[Layout], family: str = "llama_dropout"
+) -> Any:
     found = []
     for layout in layouts:
-        parts = assemble(Job(layout, data, evaluate_every=1, family="llama_dropout"))
+        parts = assemble(Job(layout, data, evaluate_every=1, family=family))
         first = parts.evaluator.run()
         assert parts.evaluator.run() == first, "evaluating twice gives two results"
         found.append(first)
@@ -120,6 +122,31 @@ def test_the_loss_is_plain_cross_entropy_in_every_layout(data: Path) -> None:
         ):
             assert found.tokens == tokens, layout.name
             assert found.loss == pytest.approx(wanted, rel=1e-6), layout.name
+
+
+@pytest.mark.parametrize("family", ["t5_dropout", "bert_dropout"])
+def test_all_measures_are_the_same_in_every_layout(data: Path, family: str) -> None:
+    """T5's loss; BERT's two losses, each over its own targets, and the accuracy of sentences."""
+    worlds = {
+        1: [Layout(micro=1), Layout(micro=8)],
+        2: [Layout(data=2, micro=2, zero=2), Layout(pipeline=2, micro=2)],
+        4: [Layout(tensor=2, sequence=True, pipeline=2, micro=4)],
+    }
+    first = None
+    for size, layouts in worlds.items():
+        for layout, found in zip(
+            layouts, run_world(size, evaluate_body, data, layouts, family)[0], strict=True
+        ):
+            first = found if first is None else first
+            assert found.tokens == first.tokens > 0, layout.name
+            assert found.loss == pytest.approx(first.loss, rel=1e-6), layout.name
+            assert found.measures == pytest.approx(first.measures, rel=1e-6), layout.name
+    assert first is not None
+    if family == "bert_dropout":
+        words, sentences = first.measures["masked_lm_loss"], first.measures["sentence_loss"]
+        assert first.loss == pytest.approx(words + sentences)
+        assert 0 <= first.measures["sentence_accuracy"] <= 1
+        assert first.words == words
 
 
 def test_metrics_of_a_diverged_model_are_numbers() -> None:

@@ -54,21 +54,39 @@ def contents(checkpoint: Path) -> dict[str, Any]:
     return hashes | {"state": json.loads((checkpoint / "state.json").read_text())}
 
 
+OTHER_FAMILIES = [
+    ("t5_dropout", Layout(data=2, zero=3, micro=2)),
+    ("t5_dropout", Layout(tensor=2, sequence=True, pipeline=2, micro=4)),
+    ("bert_dropout", Layout(data=2, zero=2, micro=2)),
+    ("bert_dropout", Layout(tensor=2, sequence=True, pipeline=2, zero=1, micro=4)),
+    ("roberta_dropout", Layout(data=2, zero=1, micro=2, bf16=True)),
+]
 ADAM = adam().deepspeed_optimizer()
 # what the configuration chooses; offloading leaves the kernel to DeepSpeed
 FUSED = {"optimizer": {**ADAM, "params": {**ADAM["params"], "fused": True}}}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [*[("gpt_dropout", layout) for layout in LAYOUTS], *OTHER_FAMILIES],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
 def test_resumed_run_equals_the_uninterrupted_one(
-    tmp_path: Path, data: Path, layout: Layout
+    tmp_path: Path, data: Path, family: str, layout: Layout
 ) -> None:
     changes = {} if layout.offload else FUSED
     if layout.zero == 3 and layout.bf16:
         # DeepSpeed's default: small parameters, all of these, stay whole on every rank
         changes = {**changes, "zero_optimization": {"stage": 3}}
     first = Job(
-        layout, data, tmp_path / "first", steps=4, every=2, evaluate_every=2, changes=changes
+        layout,
+        data,
+        tmp_path / "first",
+        family=family,
+        steps=4,
+        every=2,
+        evaluate_every=2,
+        changes=changes,
     )
     whole = run_world(layout.world, run_body, first)
     shutil.copytree(first.root / "step_00000002", tmp_path / "second" / "step_00000002")

@@ -6,9 +6,11 @@ put together for another layout (generation, evaluation, conversion) without the
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from ds_engine.errors import CheckpointError
 from ds_engine.parallel.parameter import Init, ParameterSpec, spec_of
+from ds_engine.training.checkpoint import files
 
 SPECS = "ds_engine.parameters"
 PATTERN = "model-pp*-tp*.safetensors"
@@ -52,6 +55,32 @@ def _from_json(value: dict[str, Any]) -> ParameterSpec:
     )
 
 
+def find_weights(path: Path) -> Path:
+    """``files.find`` for who wants a checkpoint's model: its optimizer state may be damaged.
+
+    It is several times as large as the model, and is not read.
+
+    Args:
+        path: a run folder (its newest usable checkpoint is taken) or a checkpoint folder.
+
+    Raises:
+        CheckpointError: there is no usable checkpoint.
+    """
+    for checkpoint in files.checkpoints(path / "checkpoints"):
+        with contextlib.suppress(CheckpointError):
+            return files.find(checkpoint, only=_model_files(checkpoint))
+    return files.find(path, only=_model_files(path) if (path / files.MANIFEST).is_file() else None)
+
+
+def _model_files(checkpoint: Path) -> list[str]:
+    """Names in a manifest of what describes and makes up the model."""
+    manifest = files.read_json(checkpoint / files.MANIFEST)
+    # One that is damaged has no names here; to say so is the part of files.verify.
+    listed = manifest.get("files") if isinstance(manifest, dict) else None
+    names = listed if isinstance(listed, dict) else {}
+    return ["config.json", *(name for name in names if fnmatch(name, PATTERN))]
+
+
 def some(names: Iterable[str]) -> str:
     """A few of many names, for a message."""
     ordered = sorted(names)
@@ -70,10 +99,10 @@ class FullWeights:
 
     def __init__(self, checkpoint: Path) -> None:
         self._places: dict[str, list[tuple[Path, ParameterSpec]]] = {}
-        files = sorted(checkpoint.glob(PATTERN))
-        if not files:
+        found = sorted(checkpoint.glob(PATTERN))
+        if not found:
             raise CheckpointError(f"{checkpoint} holds no {PATTERN}; is it a checkpoint folder?")
-        for file in files:
+        for file in found:
             with safe_open(file, "pt") as reader:
                 specs = json.loads(reader.metadata()[SPECS])
             for name, value in specs.items():
@@ -133,6 +162,8 @@ class FullWeights:
     ) -> list[str]:
         """Start a new model from these weights, but for heads that they do not have.
 
+        A head of another size (another number of classes) is one that they do not have.
+
         Args:
             parameters: this rank's, in any layout; a pipeline stage's are some of the model's.
             heads: prefixes of the parameters that may be missing and then keep their values.
@@ -142,7 +173,7 @@ class FullWeights:
             The parameters that were not found.
 
         Raises:
-            CheckpointError: a parameter that is no head's is missing, or a shape differs.
+            CheckpointError: a parameter that is no head's is missing or of another shape.
         """
         missing = []
         for name, parameter in parameters.items():
@@ -152,7 +183,8 @@ class FullWeights:
                 if name.startswith(prefix)
             ]
             found = next((place for place in places if place in self._places), None)
-            if found is None:
+            fits = found is not None and self._shape(found) == _expected_shape(parameter)
+            if found is None or (not fits and name.startswith(heads)):
                 missing.append(name)
             else:
                 self._fill(found, parameter)
@@ -164,12 +196,40 @@ class FullWeights:
             )
         return missing
 
-    def _fill(self, name: str, parameter: Tensor) -> None:
-        spec, value = spec_of(parameter), self.full(name)
-        expected = (spec.valid or spec.full_shape[0], *spec.full_shape[1:])
-        if tuple(value.shape) != tuple(expected):
+    def check_surplus(self, names: Iterable[str], *, heads: tuple[str, ...]) -> None:
+        """Refuse to start a model from the weights of a larger one.
+
+        Args:
+            names: of all parameters of the new model, over all stages.
+            heads: as for ``initialize``; those of the checkpoint may be left out.
+
+        Raises:
+            CheckpointError: the checkpoint has other parameters besides.
+        """
+        surplus = [name for name in self.names() - set(names) if not name.startswith(heads)]
+        if surplus:
             raise CheckpointError(
-                f"{name} has shape {tuple(value.shape)} in the checkpoint and {expected} in "
-                "the model; use the model section that it was trained with"
+                f"the checkpoint to start from is of another model: it has {some(surplus)} "
+                "besides; give checkpoint.initialize_from a run of the same model section"
             )
-        parameter.copy_(spec.fit(value))
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return _whole_shape(self._places[name][0][1])
+
+    def _fill(self, name: str, parameter: Tensor) -> None:
+        shape, expected = self._shape(name), _expected_shape(parameter)
+        if shape != expected:
+            raise CheckpointError(
+                f"{name} has shape {shape} in the checkpoint and {expected} in the model; use the "
+                "model section that it was trained with"
+            )
+        parameter.copy_(spec_of(parameter).fit(self.full(name)))
+
+
+def _expected_shape(parameter: Tensor) -> tuple[int, ...]:
+    return _whole_shape(spec_of(parameter))
+
+
+def _whole_shape(spec: ParameterSpec) -> tuple[int, ...]:
+    """Shape of the whole parameter without vocabulary padding."""
+    return (spec.valid or spec.full_shape[0], *spec.full_shape[1:])
