@@ -147,4 +147,5 @@ def _example(
             )
         first = first[: kept[0]]
         second = None if second is None else second[: kept[1]]
-    return Example(*pair_tokens(first, second, ids))
+    tokens, place = pair_tokens(first, second, ids)
+    return Example(tokens.tolist(), place)

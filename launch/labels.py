@@ -44,10 +44,7 @@ def run_classes(home: Path, run: RunConfig) -> Classes | None:
         home: the run's folder, where ``keep_classes`` wrote them.
         run: the run, whose training data tells, where it is still there, what its folder does not.
     """
-    kept = _kept(home)
-    if kept is not None:
-        return kept
-    found = next((classes for _, classes in _sources(run, ("train",))), None)
+    found = _kept(home) or next((classes for _, classes in _sources(run, ("train",))), None)
     # Data that was made anew for another task says nothing about this run.
     return found if found and len(found.names) == run.model.get("num_labels") else None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.tables import CURRENT, TITLES, render
 from tests.worlds import RankError, World
 
 
@@ -53,6 +54,30 @@ def warm_world(warm_worlds: WarmWorlds) -> Callable[..., list[Any]]:
     The body is a module-level function; ranks are not fresh, so it must leave nothing behind.
     """
     return warm_worlds.run
+
+
+@pytest.fixture(autouse=True)
+def running_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lets helpers of a test put figures into the tables at the end."""
+    token = CURRENT.set(request.node)
+    yield
+    CURRENT.reset(token)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the tables of what passed."""
+    noted = [
+        entry
+        for report in terminalreporter.stats.get("passed", [])
+        for entry in report.user_properties
+        if report.when == "call"
+    ]
+    for table, title in TITLES.items():
+        cells = [cell for name, cell in noted if name == table]
+        if cells:
+            terminalreporter.write_sep("=", title)
+            for line in render(cells):
+                terminalreporter.write_line(line)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,6 +14,7 @@ from ds_engine.pipeline.sequential import SequentialModel
 from models.common.definition import PlanOptions
 from models.convert.table import HFFamily, load_full
 from models.registry import load_definition
+from tests.tables import CURRENT, TRANSFORMERS, note
 
 TOLERANCE = 1e-5
 
@@ -144,3 +145,7 @@ def parity(
 def assert_parity(result: dict[str, float], tolerance: float = TOLERANCE) -> None:
     wrong = {name: value for name, value in result.items() if not value <= tolerance}
     assert wrong == {}
+    model = CURRENT.get().name.removeprefix("test_")
+    for name, value in result.items():
+        column = "gradients" if name.startswith("gradient of") else name
+        note(TRANSFORMERS, model, column, value)

@@ -9,6 +9,8 @@ import pytest
 
 from ds_engine.verify import Trace, compare
 from tests.parity.layouts import Layout, layout_body, reference_body
+from tests.tables import LAYOUTS as TABLE
+from tests.tables import note
 from tests.worlds import run_world
 
 # fp32: relative to the largest magnitude of each tensor. bf16 rounds to 8 bits, so tensors are
@@ -87,6 +89,7 @@ def check(family: str, layout: Layout, **tolerances: Any) -> None:
     wrong = [f"{row.name}: {row.value:.2e} in step {row.step}" for row in rows if not row.equal]
     assert len(rows) > 60
     assert not wrong, f"{family} {layout.name}: {wrong[:8]} and {max(len(wrong) - 8, 0)} more"
+    note(TABLE, layout.name, family, max(row.value for row in rows))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
