@@ -88,11 +88,6 @@ class BertConfig:
             *rules.unsupported_attention(self.attention, "BERT", where),
             *rules.head_problems(self.hidden_size, self.attention, where),
         ]
-        if self.attention.backend == "flash":
-            problems.append(
-                f"{join_path(where, 'attention.backend')} = flash is not for BERT models, whose "
-                'tokens see those after them; use "auto"'
-            )
         if self.num_labels == 1:
             problems.append(
                 f"{join_path(where, 'num_labels')} = 1 leaves nothing to tell apart; use 2 or more"
@@ -154,12 +149,12 @@ class BertConfig:
         return self.flops_per_token(sequence_length) * sequence_length
 
     def portable(self) -> "BertConfig":
-        """The same model for any device: it is, having no kernel of its own."""
-        return self
+        """The same model for any device: the kernel "flash" becomes "auto"."""
+        return replace(self, attention=rules.portable_attention(self.attention))
 
     def shrunk(self, dims: ParallelDims) -> "BertConfig":
         """The same architecture at sizes that train in seconds on a CPU; every option is kept."""
-        attention = rules.shrunk_attention(self.attention, dims.tensor)
+        attention = rules.shrunk_attention(self.portable().attention, dims.tensor)
         return replace(
             self,
             vocab_size=rules.SHRUNK_VOCABULARY,

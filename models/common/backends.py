@@ -114,7 +114,10 @@ def _flash_kernel(query: Tensor, mask: AttentionMask) -> tuple[Any, tuple[Tensor
             f"ds_configs/deepspeed/bf16.json, or {other}"
         )
     if mask.documents is None:
-        raise ConfigError(f"{wrong}flash-attn has no ALiBi and no generation cache; {other}")
+        raise ConfigError(
+            f"{wrong}flash-attn has no bias on scores, no cross-attention and no generation cache; "
+            f"{other}"
+        )
     return flash_attn_varlen_func, mask.documents
 
 

@@ -207,7 +207,6 @@ def test_inconsistent_t5_models_are_refused(keys, message) -> None:
         ({"position": {"type": "rotary"}}, "not for BERT models"),
         ({"attention": {"num_heads": 12, "qk_norm": True}}, "not an option of BERT models"),
         ({"attention": {"num_heads": 12, "sliding_window": 4}}, "not an option of BERT models"),
-        ({"attention": {"num_heads": 12, "backend": "flash"}}, "flash is not for BERT"),
         ({"attention": {"num_heads": 5}}, "num_heads = 5 does not divide"),
         ({"num_labels": 1}, "leaves nothing to tell apart"),
         ({"num_labels": 0}, "must be at least 1"),
