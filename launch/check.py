@@ -30,6 +30,7 @@ from ds_engine.errors import ConfigError
 from ds_engine.parallel.dims import ParallelDims
 from ds_engine.training.lr_schedules import check_schedule
 from launch.check_objective import resolve_data
+from launch.labels import check_classes
 from models.registry import ModelConfig, read_model
 
 T = TypeVar("T")
@@ -153,6 +154,7 @@ def check_files(run: RunConfig) -> None:
             f"data.tokenizer = {run.data.tokenizer} does not exist (relative to {Path.cwd()}); "
             "create it with `ds-engine tokenizer`"
         )
+    problems.extend(check_classes(run))
     problems.extend(_check_start(run))
     raise_problems(problems)
 

@@ -64,6 +64,7 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
     from ds_engine.training.trainer import Trainer, TrainerSettings, accelerator_memory
     from launch.compose import initial_weights, plan_of, run_dtype
     from launch.doctor_probes import has_wandb_key
+    from launch.labels import keep_classes
     from launch.objective import make_objective
     from preprocessing.tokenize import tokenizer_files
 
@@ -113,6 +114,7 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
         folder.write_config(settled)
         if run.data.tokenizer is not None:
             folder.keep_tokenizer(tokenizer_files(run.data.tokenizer))
+        keep_classes(folder.path, run)
 
     # The data, from where it stood.
     dataset = build_dataset(

@@ -130,7 +130,7 @@ def _parts(record: Record, task: Task, batch: Batch) -> tuple[list[str], int | N
         document, problems = read_document(record, task.text_key)
         if document is not None:
             text = document.text
-            texts = split_sentences(text) if task.split_sentences else [text]
+            texts = _sentences(text) if task.split_sentences else [text]
     else:
         example, problems = read_example(record, task.fields)
         if example is not None:
@@ -140,6 +140,17 @@ def _parts(record: Record, task: Task, batch: Batch) -> tuple[list[str], int | N
     batch.problems += problems
     batch.bad += any(problem.is_bad for problem in problems)
     return None if texts is None else (texts, label)
+
+
+def _sentences(text: str) -> list[str]:
+    """The sentences of a document, with white space before each and none behind the last.
+
+    So the first one gets a space. A tokenizer to which white space is something would otherwise
+    tell where a document begins and ends, and with it which of two sentences came first: what a
+    model of sentence pairs shall learn to see from what they say.
+    """
+    first, *others = split_sentences(text.rstrip() or text)
+    return [first if first[:1].isspace() else f" {first}", *others]
 
 
 def _says_something(sequences: list[list[int]], fields: Fields | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.tables import CURRENT, TITLES, render
@@ -78,6 +79,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_sep("=", title)
             for line in render(cells):
                 terminalreporter.write_line(line)
+
+
+def pytest_configure() -> None:
+    """Hypothesis measures wall time, which a shared machine stretches: no deadline by the clock."""
+    hypothesis.settings.register_profile("shared machine", deadline=None)
+    hypothesis.settings.load_profile("shared machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -54,6 +54,7 @@ NO_TORCH = (
     "launch.cli",
     "launch.check",
     "launch.check_objective",
+    "launch.labels",
     "launch.commands.config",
 )
 HEAVY = ("torch", "deepspeed", "wandb", "matplotlib", "rich", "datasets", "transformers")

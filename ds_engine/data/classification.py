@@ -1,8 +1,8 @@
 """Classification of texts or pairs of texts, to fine-tune BERT.
 
 The data holds documents of two sequences, (text, label), or of three, (text, pair, label)
-(``ds-engine preprocess --fields text,label``). A label is a sequence of one id, the number of the
-class. A row holds one example, ``[CLS] text [SEP]`` or ``[CLS] text [SEP] pair [SEP]``.
+(``ds-engine preprocess --fields text,label --label label``). A label is a sequence of one id, the
+number of the class. A row holds one example, ``[CLS] text [SEP]`` or ``[CLS] text [SEP] pair [SEP]``.
 
 Shapes: ``S`` sequence length, ``D`` documents, which are the examples.
 """
@@ -170,7 +170,8 @@ class ExampleReader:
             raise DataError(
                 f"{self._prefix}: document {wrong[0]} has {parts[wrong[0]]} sequences, but an "
                 "example has two (text, label) or three (text, pair, label); write the data with "
-                "ds-engine preprocess --fields text,label or --fields text,pair,label"
+                "ds-engine preprocess --fields text,label --label label or --fields text,pair,label "
+                "--label label"
             )
         last = self._starts[1:] - 1
         begin = self._offsets[last]
@@ -180,7 +181,7 @@ class ExampleReader:
             raise DataError(
                 f"{self._prefix}: the label of document {wrong[0]} has {sizes[wrong[0]]} tokens, "
                 "but a label is one id, the number of the class; name the field of the label last "
-                "in ds-engine preprocess --fields"
+                "in ds-engine preprocess --fields, and again with --label"
             )
         labels = self._tokens[begin].astype(np.int64)
         wrong = np.flatnonzero((labels < 0) | (labels >= num_labels))
@@ -188,7 +189,8 @@ class ExampleReader:
             raise DataError(
                 f"{self._prefix}: {len(wrong)} labels are outside 0..{num_labels - 1}; the first "
                 f"is {labels[wrong[0]]}, of document {wrong[0]}. Raise model.num_labels = "
-                f"{num_labels} or correct the labels"
+                f"{num_labels}, correct the labels, or, if they are ids of words, write the data "
+                "with ds-engine preprocess --label"
             )
 
     def _check_lengths(self) -> None:

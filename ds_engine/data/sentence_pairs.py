@@ -28,6 +28,7 @@ from ds_engine.data.indexed import IndexedDataset
 from ds_engine.data.masked_lm import BertIds, check_length, pair_inputs, pair_tokens
 from ds_engine.data.masking import Masker, MaskingOptions, masking_random, uniform
 from ds_engine.data.objective import Row, SpecialIds
+from ds_engine.data.origin import refuse_fields
 from ds_engine.data.samples import RandomOrder
 from ds_engine.errors import DataError
 
@@ -205,8 +206,8 @@ class PairReader:
         """Divide the documents of ``data`` into chunks of at most ``limit`` tokens.
 
         Raises:
-            DataError: no token, ids that are not integers, no document of two sentences, or only
-                one document for next sentence.
+            DataError: no token, ids that are not integers, fields of records, no document of two
+                sentences, or only one document for next sentence.
         """
         if data.dtype.kind not in "iu":
             raise DataError(f"{data.prefix} holds {data.dtype} values, not integer token ids")
@@ -215,6 +216,7 @@ class PairReader:
                 f"{data.prefix} holds no token ({data.num_documents} empty documents): nothing to "
                 "train on"
             )
+        refuse_fields(data)
         self._sentences = data.sequence_token_offsets()
         self._documents = self._sentences[data.document_sequences()]
         filled = int(np.count_nonzero(np.diff(self._documents)))

@@ -13,6 +13,7 @@ import numpy as np
 
 from ds_engine.data.indexed import IndexedDataset
 from ds_engine.data.objective import Row, SpecialIds
+from ds_engine.data.origin import refuse_classes
 from ds_engine.data.packing import BoolArray, IntArray, encoder_decoder_row, required_id
 from ds_engine.data.samples import RandomOrder
 from ds_engine.errors import ConfigError, DataError
@@ -211,6 +212,7 @@ def _check_fields(data: IndexedDataset) -> None:
     )
     if data.dtype.kind not in "iu":
         raise DataError(f"{data.prefix} holds {data.dtype} values, not integer token ids; {fix}")
+    refuse_classes(data)
     counts = np.diff(data.document_sequences())
     if not len(counts):
         raise DataError(f"{data.prefix} holds no document; {fix}")

@@ -45,7 +45,7 @@ class Classifier(nn.Module):
         """(B, S_T, H) -> logits (B, C) float32."""
         first = first_position(hidden, self.tp)
         pooled = self.dropout(torch.tanh(self.pooler(first)), sample_ids)
-        # Few rows and classes: their gradients nearly cancel, which low precision would not survive.
+        # Few rows and classes: their gradients nearly cancel, more than low precision can hold.
         return self.output(pooled.float()).squeeze(1)
 
     def loss(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ds_engine.parallel.collectives import local_weight, own_part
+from ds_engine.parallel.embedding import look_up
 from ds_engine.parallel.parameter import Init, make_parameter
 from ds_engine.parallel.random import Dropout
 from ds_engine.parallel.tensor_parallel import TensorParallel
@@ -168,7 +168,7 @@ class RelativeBias(nn.Module):
         keys = torch.arange(num_keys)
         index = num_keys - 1 + keys[None, :] - keys[num_keys - num_queries :, None]
         buckets = buckets[index].to(self.weight.device)
-        return F.embedding(buckets, self.weight).permute(2, 0, 1)[None]
+        return look_up(buckets, self.weight).permute(2, 0, 1)[None]
 
 
 class PositionEmbedding(nn.Module):
@@ -178,7 +178,8 @@ class PositionEmbedding(nn.Module):
 
     Args:
         num_positions: rows of the table of positions; None: no table.
-        num_token_types: rows of the table of token types (BERT); 0: no table.
+        num_token_types: rows of the table of token types (BERT); 0: no table; 1: one row for every
+            token, whatever its type (RoBERTa).
         norm: over the sum (BERT), or None.
     """
 
@@ -201,6 +202,7 @@ class PositionEmbedding(nn.Module):
 
         self.weight = table(num_positions or 0)
         self.token_types = table(num_token_types)
+        self.one_type = num_token_types == 1
         self.norm, self.dropout = norm, dropout
 
     def forward(
@@ -209,11 +211,13 @@ class PositionEmbedding(nn.Module):
         """Hidden (B, S_T, H) plus the tables' rows at this shard's positions."""
         x = state.hidden
         first = self.tp.rank * x.shape[1] if self.tp.scatters_sequence else 0
+        if token_types is not None and self.one_type:
+            token_types = torch.zeros_like(token_types)
         for index, weight in ((state.positions, self.weight), (token_types, self.token_types)):
             if weight is not None:
                 assert index is not None
                 own = own_part(index, self.tp, 1) if self.tp.scatters_sequence else index
-                x = x + F.embedding(own, local_weight(weight, self.tp))
+                x = x + look_up(own, local_weight(weight, self.tp))
         if self.norm is not None:
             x = self.norm(x)
         return state._replace(hidden=self.dropout(x, state.sample_ids, first))

@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import example, given, settings
@@ -62,12 +63,23 @@ def test_a_sentence_is_a_sequence_and_no_end_is_written(tmp_path, tokenizer):
     source = write(tmp_path / "a.jsonl", [{"text": TEXT}, {"text": ""}, {"text": "the cat"}])
     options = Options(tokenizer, split_sentences=True)
     report = preprocess([source], str(tmp_path / "x"), options)
-    assert parts_of(tmp_path / "x", tokenizer) == [split_sentences(TEXT), ["the cat"]]
+    first, *others = split_sentences(TEXT.rstrip())
+    assert parts_of(tmp_path / "x", tokenizer) == [[f" {first}", *others], [" the cat"]]
     assert load_tokenizer(tokenizer).eod_id not in IndexedDataset(tmp_path / "x").tokens
     assert (report.documents, report.sequences, report.kinds) == (2, 4, {"empty": 1})
     saved = json.loads((tmp_path / "x.report.json").read_text())
     assert (saved["ends_documents"], saved["sequences"]) == (False, 4)
     assert saved["inputs"][0]["tokens"] == saved["tokens"] == report.tokens
+
+
+def test_white_space_does_not_tell_the_first_or_last_sentence(tmp_path, tokenizer):
+    """Else a model would learn the order of two sentences from the space before their words."""
+    source = write(tmp_path / "a.jsonl", [{"text": "The cat sat. The cat sat. The cat sat.\n"}] * 3)
+    preprocess([source], str(tmp_path / "x"), Options(tokenizer, split_sentences=True))
+    data = IndexedDataset(tmp_path / "x")
+    sentences = np.split(data.tokens, data.sequence_token_offsets()[1:-1])
+    assert len(sentences) == 9
+    assert {tuple(sentence.tolist()) for sentence in sentences} == {tuple(sentences[0].tolist())}
 
 
 def test_sentences_of_which_nothing_is_left_are_no_sequences(tmp_path, bert):

@@ -221,9 +221,10 @@ def find(path: Path, *, only: Sequence[str] | None = None) -> Path:
         return path
     newest, problems = newest_complete(path / "checkpoints")
     if newest is None:
+        found = "".join(f"; {problem}" for problem in problems)
         raise CheckpointError(
-            f"{path} has no usable checkpoint {'; '.join(problems)}; give a run folder (the "
-            "run's checkpoint.directory) or one of its checkpoints/step_NNNNNNNN"
+            f"{path} has no usable checkpoint{found}; give a run folder (the run's "
+            "checkpoint.directory) or one of its checkpoints/step_NNNNNNNN"
         )
     return newest
 
