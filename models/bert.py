@@ -143,7 +143,9 @@ class _Builder:
     @property
     def loss(self) -> LossOptions:
         options = self.options
-        return LossOptions(self.config.vocab_size, options.label_smoothing, options.z_loss)
+        return LossOptions(
+            self.config.vocab_size, options.label_smoothing, options.z_loss, sparse=True
+        )
 
     def norm(self) -> nn.Module:
         config = self.config

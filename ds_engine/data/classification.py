@@ -2,7 +2,8 @@
 
 The data holds documents of two sequences, (text, label), or of three, (text, pair, label)
 (``ds-engine preprocess --fields text,label --label label``). A label is a sequence of one id, the
-number of the class. A row holds one example, ``[CLS] text [SEP]`` or ``[CLS] text [SEP] pair [SEP]``.
+number of the class. A row holds one example, ``[CLS] text [SEP]`` or ``[CLS] text [SEP] pair
+[SEP]``.
 
 Shapes: ``S`` sequence length, ``D`` documents, which are the examples.
 """
@@ -170,8 +171,8 @@ class ExampleReader:
             raise DataError(
                 f"{self._prefix}: document {wrong[0]} has {parts[wrong[0]]} sequences, but an "
                 "example has two (text, label) or three (text, pair, label); write the data with "
-                "ds-engine preprocess --fields text,label --label label or --fields text,pair,label "
-                "--label label"
+                "ds-engine preprocess --fields text,label --label label, or --fields "
+                "text,pair,label --label label"
             )
         last = self._starts[1:] - 1
         begin = self._offsets[last]

@@ -35,7 +35,7 @@ def refuse_fields(data: IndexedDataset) -> None:
     """
     refuse_classes(data)
     fields = _report(data).get("fields")
-    if fields:
+    if isinstance(fields, list) and fields:
         raise DataError(
             f"{data.prefix} was written with --fields {','.join(map(str, fields))}, and fields are "
             "no sentences; write the data with ds-engine preprocess --split-sentences, or set "

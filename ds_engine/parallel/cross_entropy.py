@@ -16,7 +16,7 @@ Legend: ``T`` tokens, ``H`` hidden, ``V`` words, ``V_T`` this rank's words (padd
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,15 +37,17 @@ class LossOptions:
         vocab_size: number of real words; padded ones never get probability.
         label_smoothing: share of the target spread evenly over all words, in [0, 1).
         z_loss: weight of the squared log-partition.
+        sparse: few tokens count (masked words): only their logits are computed.
     """
 
     vocab_size: int
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    sparse: bool = False
 
     def for_mode(self, *, training: bool) -> LossOptions:
         """Evaluation measures the cross-entropy alone, whatever training adds to it."""
-        return self if training else LossOptions(self.vocab_size)
+        return self if training else replace(self, label_smoothing=0.0, z_loss=0.0)
 
 
 def _reduce(x: Tensor, tp: TensorParallel, op: Any = dist.ReduceOp.SUM) -> Tensor:
@@ -141,7 +143,7 @@ class _Gradients:
         self, x: Tensor, weight: Tensor, bias: Tensor | None, weights: Tensor, *, several: bool
     ) -> None:
         self.x, self.weight = x, weight
-        half = weight.dtype == torch.float16
+        half = weight.dtype == torch.float16 and weights.numel() > 0
         self.unit = weights.abs().amax().clamp(min=1e-30) if half else weights.new_ones(())
         self.scales = weights / self.unit if half else weights
         self.low = half or (weight.dtype != torch.float32 and several)
@@ -175,8 +177,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         tp: TensorParallel,
     ) -> Tensor:
         gradient = any(ctx.needs_input_grad[:3])
-        x = hidden.reshape(-1, hidden.shape[-1])
-        labels, token_weights = labels.reshape(-1), token_weights.reshape(-1).float()
+        every = hidden.reshape(-1, hidden.shape[-1])
+        x, labels, token_weights = every, labels.reshape(-1), token_weights.reshape(-1).float()
+        counted = token_weights.nonzero().squeeze(1) if options.sparse else None
+        if counted is not None:
+            x, labels, token_weights = x[counted], labels[counted], token_weights[counted]
         rows = _chunk_rows(weight.shape[0])
         chunks = range(0, x.shape[0], rows)
         sums = None
@@ -195,7 +200,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if sums is not None:
                 sums.add(part, grad)
         if sums is not None:
-            of_x = sums.of_x.view_as(hidden)
+            of_x = sums.of_x
+            if counted is not None:
+                of_x = torch.zeros_like(every).index_copy_(0, counted, of_x)
+            of_x = of_x.view_as(hidden)
             ctx.save_for_backward(of_x, sums.of_weight, sums.of_bias, sums.unit)
             ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         return total

@@ -44,7 +44,7 @@ def test_classes_are_no_words(tmp_path, objective):
 
 def test_fields_are_no_sentences(tmp_path):
     data = write(tmp_path, fields=["input", "target"], label=None)
-    with pytest.raises(DataError, match="--fields input,target.*--split-sentences"):
+    with pytest.raises(DataError, match=r"--fields input,target.*--split-sentences"):
         OBJECTIVES["pairs"].samples(data, seed=1)
     OBJECTIVES["text_to_text"].samples(data, seed=1)
 

@@ -46,7 +46,7 @@ def test_a_model_of_one_token_type_reads_pairs() -> None:
 
 
 def test_relative_positions_learn_in_bf16_from_long_rows() -> None:
-    """Added up in bf16, the 65,536 distances of a row of 256 would leave a third of the gradient."""
+    """Added up in bf16, the 65,536 distances of a row of 256 would give half of the gradient."""
     bias = RelativeBias(32, 128, 4, TensorParallel.single(), normal(0.1), causal=False)
     torch.nn.init.zeros_(bias.weight)
     generator = torch.Generator().manual_seed(0)

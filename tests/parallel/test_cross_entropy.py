@@ -31,10 +31,11 @@ class Case:
     z_loss: float = 0.0
     bias: bool = False
     ignored: float = 0.3
+    counted: float | None = None  # of the tokens; the others weigh nothing and are left out
 
     @property
     def options(self) -> LossOptions:
-        return LossOptions(self.words, self.smoothing, self.z_loss)
+        return LossOptions(self.words, self.smoothing, self.z_loss, self.counted is not None)
 
     def labels(self) -> Tensor:
         generator = torch.Generator().manual_seed(1)
@@ -52,6 +53,8 @@ CASES = [
     Case(z_loss=1e-2),
     Case(words=5, smoothing=0.2, z_loss=1e-2, bias=True),
     Case(ignored=0.0, smoothing=0.3),
+    Case(counted=0.5, words=5, smoothing=0.2, z_loss=1e-2, bias=True),
+    Case(counted=0.0, bias=True),
 ]
 
 
@@ -106,6 +109,8 @@ def check_linear(case: Case, tp: TensorParallel, dtype: torch.dtype = torch.floa
     x, weight, bias = draw(1, ROWS, HIDDEN), draw(2, case.padded, HIDDEN), draw(3, case.padded)
     full = [t.to(dtype).float().requires_grad_() for t in (x, weight, bias)]
     labels, scale = case.labels(), draw(4, ROWS).abs() / ROWS
+    if case.counted is not None:
+        scale = scale * (torch.arange(ROWS) < case.counted * ROWS)
     logits = F.linear(full[0], full[1], full[2] if case.bias else None)
     expected = torch.dot(reference(logits, labels, case), scale)
     (expected * 2.5).backward()
@@ -145,7 +150,7 @@ def test_from_hidden_states(warm_world, case) -> None:
         warm_world(size, linear_body, case)
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[5]])
+@pytest.mark.parametrize("case", [CASES[0], CASES[5], CASES[7], CASES[8]])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(case, dtype) -> None:
     check_linear(case, TensorParallel.single(), dtype)
