@@ -66,6 +66,11 @@ def resolve_data(run: RunConfig, model: ModelConfig) -> ResolvedData:
         return ResolvedData(resolved, tuple(problems))
     problems += _check_decoder(resolved, model)
     problems += _check_heads(objective, model)
+    if objective.type == "classification" and run.training.z_loss > 0:
+        problems.append(
+            f"training.z_loss = {run.training.z_loss:g} has no effect on classes "
+            f"({KEY}.type = classification); set it to 0"
+        )
     problems += _check_data(resolved)
     return ResolvedData(resolved, tuple(problems))
 

@@ -33,8 +33,8 @@ class BertConfig:
         position: How tokens know where they stand: "learned" is the only type.
         tie_embeddings: Whether the head for words uses the embedding's weight.
         embedding_dropout: Dropout after the embedding.
-        hidden_dropout: Dropout of each block's output, and before the sentence and classification
-            heads' last layer.
+        hidden_dropout: Dropout of each block's output, and before the classification head's last
+            layer.
         init_std: Standard deviation of initial weights.
         scaled_output_init: Whether projections into the residual stream start smaller, by
             1 / sqrt(2 num_layers).

@@ -184,6 +184,11 @@ SENTENCES = {"type": "masked_lm", "sentence": "sentence_order"}
         ("bert", {"data.objective": {"type": "classification"}}, ["needs model.num_labels"]),
         (
             "bert",
+            {"model.num_labels": 3, "training.z_loss": 1e-3},
+            ["training.z_loss = 0.001 has no effect on classes"],
+        ),
+        (
+            "bert",
             {"data.objective": {"type": "masked_lm"}, "model.num_labels": 2},
             ["model.num_labels = 2 makes a model that classifies"],
         ),
