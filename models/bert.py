@@ -30,7 +30,7 @@ from models.common.heads import FinalNorm, OutputHead, WordEmbedding
 from models.common.layer import TransformerLayer
 from models.common.masks import segment_mask
 from models.common.mlp import MLP
-from models.common.position import PositionEmbedding
+from models.common.position import PositionEmbedding, RotaryPositions
 from models.common.state import HiddenState, LayerContext
 
 WORDS, SENTENCES, CLASSES = "masked_lm_loss", "sentence_loss", "classification_loss"
@@ -76,10 +76,23 @@ class _Outputs(NamedTuple):
     bias: Tensor | None = None
 
 
-def _prepare(
-    state: BertInput | BertState, labels: tuple[Tensor, ...] | None, cache: Any, shared: Shared
-) -> LayerContext:
-    return LayerContext(segment_mask(state.segments, state.segments), labels=labels)
+class _Prepare:
+    """Derives a stage's context from the integers that travel with the activations."""
+
+    def __init__(self, config: BertConfig, options: PlanOptions) -> None:
+        self.rotary = RotaryPositions(
+            config.rotary_dim, config.position, config.max_sequence_length, options.dtype
+        )
+
+    def __call__(
+        self,
+        state: BertInput | BertState,
+        labels: tuple[Tensor, ...] | None,
+        cache: Any,
+        shared: Shared,
+    ) -> LayerContext:
+        mask = segment_mask(state.segments, state.segments)
+        return LayerContext(mask, self.rotary(state.positions), labels)
 
 
 def _embed(module: nn.Module, state: BertInput, context: LayerContext) -> BertState:
@@ -183,6 +196,7 @@ class _Builder:
             bias=attention.bias,
             output_bias=attention.has_output_bias,
             backend=attention.backend,
+            rotary_interleaved=config.position.rotary_interleaved,
             dropout=attention.dropout,
         )
         return TransformerLayer(
@@ -307,7 +321,7 @@ def build_plan(config: BertConfig, tp: TensorParallel, options: PlanOptions) -> 
         losses += (LossTerm(SENTENCES, 2),)
     return LayerPlan(
         (*specs, *make.ends(words_cost)),
-        _prepare,
+        _Prepare(config, options),
         BertInput,
         BertState,
         options.seed,

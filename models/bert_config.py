@@ -30,7 +30,7 @@ class BertConfig:
             objectives.
         num_labels: Classes to fine-tune for: a classification head takes the place of the heads
             for words and sentences; null: none.
-        position: How tokens know where they stand: "learned" is the only type.
+        position: How tokens know where they stand: "learned" as in the paper, or "rotary".
         tie_embeddings: Whether the head for words uses the embedding's weight.
         embedding_dropout: Dropout after the embedding.
         hidden_dropout: Dropout of each block's output, and before the classification head's last
@@ -78,16 +78,23 @@ class BertConfig:
 
     @property
     def position_limit(self) -> int | None:
-        """Positions that the model can tell apart."""
-        return self.max_sequence_length
+        """Positions that the model can tell apart; None: no limit (rotary)."""
+        return self.max_sequence_length if self.position.type == "learned" else None
+
+    @property
+    def rotary_dim(self) -> int:
+        """Features of each head that rotary positions turn; 0 without rotary positions."""
+        return rules.rotary_dims(self.hidden_size, self.attention, self.position)
 
     def check_fields(self, where: str) -> list[str]:
         """Rules between the sections of the model."""
         problems = [
-            *rules.unsupported_position(self.position, ("learned",), "BERT", where),
+            *rules.unsupported_position(self.position, ("learned", "rotary"), "BERT", where),
             *rules.unsupported_attention(self.attention, "BERT", where),
-            *rules.head_problems(self.hidden_size, self.attention, where),
         ]
+        heads = rules.head_problems(self.hidden_size, self.attention, where)
+        turns = rules.rotary_problems(self.hidden_size, self.attention, self.position, where)
+        problems += heads or turns
         if self.num_labels == 1:
             problems.append(
                 f"{join_path(where, 'num_labels')} = 1 leaves nothing to tell apart; use 2 or more"
@@ -117,7 +124,7 @@ class BertConfig:
         layer = rules.attention_parameters(hidden, self.attention, self.norm)
         layer += rules.mlp_parameters(hidden, self.mlp) + 2 * norm
         # Before the first layer (post-norm) or after the last one (pre-norm).
-        embedding = self.vocab_size + self.max_sequence_length + self.num_token_types
+        embedding = self.vocab_size + (self.position_limit or 0) + self.num_token_types
         return embedding * hidden + norm + self.num_layers * layer + self._head_parameters()
 
     def _head_parameters(self) -> int:
@@ -162,6 +169,7 @@ class BertConfig:
             hidden_size=rules.SHRUNK_HEAD * attention.num_heads,
             max_sequence_length=rules.shrunk_length(dims.tensor),
             attention=attention,
+            position=rules.shrunk_position(self.position),
             mlp=replace(self.mlp, intermediate_size=rules.SHRUNK_WIDTH * attention.num_heads),
             vocab_multiple=rules.SHRUNK_VOCAB_MULTIPLE,
         )

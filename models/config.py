@@ -86,9 +86,7 @@ class GPTConfig:
     @property
     def rotary_dim(self) -> int:
         """Features of each head that rotary positions turn; 0 without rotary positions."""
-        if self.position.type != "rotary":
-            return 0
-        return int(self.head_dim * self.position.rotary_fraction)
+        return rules.rotary_dims(self.hidden_size, self.attention, self.position)
 
     @property
     def position_limit(self) -> int | None:
@@ -101,20 +99,9 @@ class GPTConfig:
         problems = rules.tied_bias_problems(head_bias=self.head_bias, tied=tied, where=where)
         allowed = ("learned", "rotary", "alibi", "none")
         problems += rules.unsupported_position(self.position, allowed, "GPT", where)
-        least, why = 2, "turn pairs"
-        if self.position.rotary_scaling.type == "dynamic_ntk":
-            # Its exponent is R / (R - 2).
-            least, why = 4, "with dynamic_ntk turn at least two pairs"
         heads = rules.head_problems(self.hidden_size, self.attention, where)
-        problems += heads
-        rotary = self.position.type == "rotary" and not heads
-        if rotary and (self.rotary_dim % 2 or self.rotary_dim < least):
-            problems.append(
-                f"{join_path(where, 'position.rotary_fraction')} = "
-                f"{self.position.rotary_fraction:g} of head_dim = {self.head_dim} turns "
-                f"{self.rotary_dim} features, but rotary positions {why}; choose a fraction "
-                f"that gives an even number of at least {least}"
-            )
+        turns = rules.rotary_problems(self.hidden_size, self.attention, self.position, where)
+        problems += heads or turns
         if self.attention.backend == "flash" and self.position.type == "alibi":
             problems.append(
                 f"{join_path(where, 'attention.backend')} = flash cannot add ALiBi to the scores "

@@ -30,10 +30,9 @@ from models.common.masks import document_mask
 from models.common.mlp import MLP
 from models.common.position import (
     PositionEmbedding,
+    RotaryPositions,
     alibi_bias,
     alibi_slopes,
-    rotary_frequencies,
-    rotary_tables,
 )
 from models.common.state import HiddenState, LayerContext, TokenInput
 from models.config import GPTConfig
@@ -45,15 +44,9 @@ class _Prepare:
     def __init__(self, config: GPTConfig, tp: TensorParallel, options: PlanOptions) -> None:
         self.config, self.options = config, options
         position = config.position
-        self.inverse: Tensor | None = None
-        self.factor = 1.0
-        if position.type == "rotary":
-            self.inverse, self.factor = rotary_frequencies(
-                config.rotary_dim,
-                position.rotary_base,
-                position.rotary_scaling,
-                config.max_sequence_length,
-            )
+        self.rotary = RotaryPositions(
+            config.rotary_dim, position, config.max_sequence_length, options.dtype
+        )
         self.slopes: Tensor | None = None
         if position.type == "alibi":
             heads = config.attention.num_heads // tp.size
@@ -80,10 +73,7 @@ class _Prepare:
             window=self.config.attention.sliding_window,
             bias=bias,
         )
-        rotary = None
-        if self.inverse is not None:
-            rotary = rotary_tables(state.positions, self.inverse, self.factor, self.options.dtype)
-        return LayerContext(mask, rotary, labels, cache)
+        return LayerContext(mask, self.rotary(state.positions), labels, cache)
 
 
 def build_plan(config: GPTConfig, tp: TensorParallel, options: PlanOptions) -> LayerPlan:

@@ -69,6 +69,31 @@ def unsupported_attention(attention: AttentionConfig, family: str, where: str) -
     return problems
 
 
+def rotary_dims(hidden_size: int, attention: AttentionConfig, position: PositionConfig) -> int:
+    """Features of each head that rotary positions turn; 0 without rotary positions."""
+    if position.type != "rotary":
+        return 0
+    return int(head_size(hidden_size, attention) * position.rotary_fraction)
+
+
+def rotary_problems(
+    hidden_size: int, attention: AttentionConfig, position: PositionConfig, where: str
+) -> list[str]:
+    """Why rotary positions cannot turn these heads; empty: they can, or there are none."""
+    least, why = 2, "turn pairs"
+    if position.rotary_scaling.type == "dynamic_ntk":
+        # Its exponent is R / (R - 2).
+        least, why = 4, "with dynamic_ntk turn at least two pairs"
+    turned = rotary_dims(hidden_size, attention, position)
+    if position.type != "rotary" or (turned % 2 == 0 and turned >= least):
+        return []
+    return [
+        f"{join_path(where, 'position.rotary_fraction')} = {position.rotary_fraction:g} of "
+        f"head_dim = {head_size(hidden_size, attention)} turns {turned} features, but rotary "
+        f"positions {why}; choose a fraction that gives an even number of at least {least}"
+    ]
+
+
 def unsupported_position(
     position: PositionConfig, allowed: tuple[str, ...], family: str, where: str
 ) -> list[str]:

@@ -16,7 +16,7 @@ from ds_engine.parallel.parameter import Init, make_parameter
 from ds_engine.parallel.random import Dropout
 from ds_engine.parallel.tensor_parallel import TensorParallel
 from models.common.state import HiddenState, LayerContext
-from models.config import RotaryScalingConfig
+from models.sections import PositionConfig, RotaryScalingConfig
 
 
 def rotary_frequencies(
@@ -73,6 +73,33 @@ def rotary_tables(
     angles = positions[:, :, None].float() * inverse.to(positions.device)
     cos, sin = angles.cos() * factor, angles.sin() * factor
     return cos.to(dtype)[:, :, None], sin.to(dtype)[:, :, None]
+
+
+class RotaryPositions:
+    """Makes a stage's rotary tables from the positions that travel with the activations.
+
+    Args:
+        rotary_dims: R; 0: the model has no rotary positions.
+        position: its section.
+        max_position: longest sequence of the model.
+        dtype: of the tables.
+    """
+
+    def __init__(
+        self, rotary_dims: int, position: PositionConfig, max_position: int, dtype: torch.dtype
+    ) -> None:
+        self.dtype, self.factor = dtype, 1.0
+        self.inverse: Tensor | None = None
+        if rotary_dims:
+            self.inverse, self.factor = rotary_frequencies(
+                rotary_dims, position.rotary_base, position.rotary_scaling, max_position
+            )
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        """cos and sin (B, S, 1, R/2) for positions (B, S), or None."""
+        if self.inverse is None:
+            return None
+        return rotary_tables(positions, self.inverse, self.factor, self.dtype)
 
 
 def apply_rotary(x: Tensor, tables: tuple[Tensor, Tensor], *, interleaved: bool) -> Tensor:

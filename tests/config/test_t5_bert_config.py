@@ -203,8 +203,8 @@ def test_inconsistent_t5_models_are_refused(keys, message) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"position": {"type": "relative"}}, 'not for BERT models; use "learned"'),
-        ({"position": {"type": "rotary"}}, "not for BERT models"),
+        ({"position": {"type": "relative"}}, 'not for BERT models; use "learned" or "rotary"'),
+        ({"position": {"type": "alibi"}}, "not for BERT models"),
         ({"attention": {"num_heads": 12, "qk_norm": True}}, "not an option of BERT models"),
         ({"attention": {"num_heads": 12, "sliding_window": 4}}, "not an option of BERT models"),
         ({"attention": {"num_heads": 5}}, "num_heads = 5 does not divide"),

@@ -117,10 +117,11 @@ def bert_config(dropout: float = 0.0) -> BertConfig:
 
 
 def roberta_config(dropout: float = 0.0) -> BertConfig:
-    """Pre-norm, no token types, no sentence head, own output matrix."""
+    """Pre-norm, no token types, no sentence head, own output matrix; rotary positions."""
     return replace(
         bert_config(dropout),
         norm_first=True,
+        position=PositionConfig(type="rotary", rotary_fraction=0.5, rotary_interleaved=True),
         num_token_types=0,
         sentence_head=False,
         tie_embeddings=False,
