@@ -29,7 +29,7 @@ from ds_engine.config.schema import ParallelConfig, RunConfig
 from ds_engine.errors import ConfigError
 from ds_engine.parallel.dims import ParallelDims
 from ds_engine.training.lr_schedules import check_schedule
-from launch.check_objective import resolve_data
+from launch.check_objective import resolve_data, short_decoder
 from launch.labels import check_classes
 from models.registry import ModelConfig, read_model
 
@@ -120,7 +120,7 @@ def check_run(run: RunConfig, world_size: int, world_source: str) -> ResolvedRun
         dims=dims,
         batch=batch,
         deepspeed=normalise_deepspeed(folded.deepspeed, batch),
-        warnings=tuple(_warnings(run, dims, batch)),
+        warnings=(*_warnings(run, dims, batch), *short_decoder(resolved)),
     )
 
 
@@ -152,7 +152,7 @@ def check_files(run: RunConfig) -> None:
     if run.data.tokenizer is not None and not Path(run.data.tokenizer).exists():
         problems.append(
             f"data.tokenizer = {run.data.tokenizer} does not exist (relative to {Path.cwd()}); "
-            "create it with `ds-engine tokenizer`"
+            "create it with `ds-engine tokenizer train`"
         )
     problems.extend(check_classes(run))
     problems.extend(_check_start(run))

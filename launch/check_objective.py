@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ds_engine.config.objective import ObjectiveConfig, ObjectiveType, default_decoder_length
+from ds_engine.config.objective import (
+    LENGTH_MULTIPLE,
+    ObjectiveConfig,
+    ObjectiveType,
+    default_decoder_length,
+)
 from ds_engine.config.reader import raise_problems
 from ds_engine.config.schema import RunConfig
 from models.bert_config import BertConfig
@@ -94,6 +99,26 @@ def _check_decoder(run: RunConfig, model: ModelConfig) -> list[str]:
             "own; remove it"
         ]
     return []
+
+
+def short_decoder(run: RunConfig) -> list[str]:
+    """A warning where the decoder holds too little for rows that fill the encoder; else nothing.
+
+    Such rows are legal: each takes less text, and the rest of the encoder is padding.
+
+    Args:
+        run: its objective's type and its lengths are filled in.
+    """
+    data = run.data
+    length, encoder = data.decoder_sequence_length, data.sequence_length
+    fitting = default_decoder_length(data.objective, encoder)
+    if length is None or fitting is None or length > fitting - LENGTH_MULTIPLE:
+        return []
+    return [
+        f"data.decoder_sequence_length = {length} does not hold the targets of "
+        f"data.sequence_length = {encoder} tokens: each row takes less text, and the rest of the "
+        f"encoder is padding; use {fitting}, or lower data.sequence_length"
+    ]
 
 
 def _check_heads(objective: ObjectiveConfig, model: ModelConfig) -> list[str]:

@@ -89,7 +89,7 @@ def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> No
     help="Show the version and exit.",
 )
 def cli() -> None:
-    """Pretrain GPT models with DeepSpeed, every layout proven equal to one process.
+    """Train GPT, T5 and BERT models with DeepSpeed, every layout proven equal to one process.
 
     Example: ds-engine config check ds_configs/runs/gpt3_126m.json --world-size 8
     """

@@ -86,6 +86,11 @@ def generate_texts(
             f"{saved.checkpoint} is a BERT, which fills masked words and writes no text; use "
             f'ds-engine fill-mask --checkpoint {run} --text "... [MASK] ..."'
         )
+    if eod is not None and saved.model.is_encoder_decoder:
+        raise ConfigError(
+            f"--eod {eod} has no effect: the texts of {saved.checkpoint} end with the token that "
+            "its run's data.objective.special_tokens.eos names (by convention </s>); leave it out"
+        )
     words = run_tokenizer(saved, eod=eod)
     context = connect(tensor)
     tp = context.tensor_parallel(sequence_parallel=False)

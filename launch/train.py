@@ -41,6 +41,11 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
     check_files(run)
 
     # Heavy imports come after the checks, so that a typing error costs a second and not ten.
+    from launch.objective import make_objective
+
+    # Also before the run folder: a tokenizer or a length that does not fit leaves nothing behind.
+    objective = make_objective(run, resolved.model)
+
     import torch
 
     from ds_engine.data.dataset import build_dataset, build_validation
@@ -65,7 +70,6 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
     from launch.compose import initial_weights, plan_of, run_dtype
     from launch.doctor_probes import has_wandb_key
     from launch.labels import keep_classes
-    from launch.objective import make_objective
     from preprocessing.tokenize import tokenizer_files
 
     def report(text: str) -> None:
@@ -88,7 +92,6 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
             report(f"warning: {warning}")
 
     # The model, its engine, and where it stood.
-    objective = make_objective(run, resolved.model)
     tp = context.tensor_parallel(sequence_parallel=run.parallel.sequence)
     plan = plan_of(resolved, tp)
     step = build_train_step(

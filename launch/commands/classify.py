@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ds_engine.errors import DataError
-from launch.options import CHECKPOINT
+from launch.options import CHECKPOINT, read_lines
 from launch.rank import is_rank
 
 if TYPE_CHECKING:
@@ -85,21 +84,6 @@ def command(
         return
     for line in table(given, found):
         click.echo(line)
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text file; an empty one at the end does not count.
-
-    Raises:
-        DataError: it is not UTF-8.
-    """
-    try:
-        # Not splitlines: texts may hold the rarer signs that it takes for ends of lines.
-        return path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 (byte {error.start}); convert it, for example with iconv"
-        ) from error
 
 
 def _paired(texts: Sequence[str], pairs: Sequence[str], first: str, second: str) -> "list[Text]":

@@ -27,6 +27,8 @@ def command(context: click.Context, as_json: bool, timeout: float) -> None:
     leftovers.
 
     The exit code is 1 when something would stop training.
+
+    Example: ds-engine doctor --json
     """
     from launch.doctor import examine, exit_code
     from launch.doctor_probes import read_machine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from launch.options import CHECKPOINT
+from launch.options import CHECKPOINT, read_lines
 from launch.rank import is_rank
 
 
@@ -42,7 +42,7 @@ def command(
     from launch.fill_mask import fill_texts
 
     if text_file is not None:
-        texts = (*texts, *text_file.read_text(encoding="utf-8").splitlines())
+        texts = (*texts, *read_lines(text_file))
     if not texts:
         raise click.UsageError("give at least one --text, or a --text-file")
     found = fill_texts(checkpoint, texts, top_k=top_k, tensor=tensor, tokenizer=tokenizer)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from launch.options import CHECKPOINT
+from launch.options import CHECKPOINT, read_lines
 from launch.rank import is_rank
 
 
@@ -61,6 +61,8 @@ def command(
         raise click.UsageError("--num-beams searches and --temperature draws: give one of them")
     if num_beams == 1 and length_penalty != 1:
         raise click.UsageError("--length-penalty has an effect with --num-beams only")
+    if temperature == 0 and (top_k is not None or top_p != 1):
+        raise click.UsageError("--top-k and --top-p have an effect with --temperature above 0 only")
     if tensor > 1 and not is_rank():
         from launch.local import run_command_as_ranks
 
@@ -68,7 +70,7 @@ def command(
     from launch.generate import Sampling, generate_texts
 
     if prompt_file is not None:
-        prompts = (*prompts, *prompt_file.read_text(encoding="utf-8").splitlines())
+        prompts = (*prompts, *read_lines(prompt_file))
     if not prompts:
         raise click.UsageError("give at least one --prompt, or a --prompt-file")
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, num_beams, length_penalty)

@@ -45,6 +45,8 @@ def command(
 
     One run: loss, learning rate, gradient norm and throughput, in RUN/curves/training.png.
     Several runs: that figure for each, and one that compares them.
+
+    Example: ds-engine plot runs/t5_tiny runs/bert_tiny --metric validation/loss
     """
     from ds_engine.training.plot import plot_comparison, plot_run
 

@@ -123,6 +123,11 @@ def command(
     dropped or repaired by fixed rules and listed with file and line in PREFIX.report.json; by
     default one bad record fails the run. Nothing is written under PREFIX unless all went well, and
     the output is the same for any number of workers.
+
+    Example: ds-engine preprocess --input my.jsonl --tokenizer data/t5.json --output data/train
+
+    Example: ds-engine preprocess --fields text,label --label label --input labelled.jsonl
+    --tokenizer data/bert.json --output data/classify
     """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn

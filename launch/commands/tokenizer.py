@@ -7,7 +7,10 @@ from launch.commands.preprocess import InputsCommand, print_report
 
 @click.group("tokenizer")
 def command() -> None:
-    """Make a tokenizer."""
+    """Make a tokenizer.
+
+    Example: ds-engine tokenizer train --kind t5 --input my.txt --vocab-size 4096 --output t5.json
+    """
 
 
 @command.command("train", cls=InputsCommand)
@@ -67,6 +70,8 @@ def train(
     """Train a tokenizer: byte-level BPE for GPT or T5, or WordPiece for BERT.
 
     Documents end with <|endoftext|> (bpe), </s> (t5) or [SEP] (wordpiece).
+
+    Example: ds-engine tokenizer train --input my.jsonl --vocab-size 4096 --output data/my.json
     """
     from preprocessing.run import Options
     from preprocessing.train_tokenizer import train_tokenizer

@@ -42,4 +42,8 @@ def command(config: str, nproc: int | None, overrides: tuple[str, ...], dry_run:
         click.echo(f"{resolved.dims.describe()}; {resolved.batch.explain()}")
         return
     check_files(resolved.run)
+    from launch.objective import make_objective
+
+    # Each rank makes its own; what cannot be made is said here, once and before any of them starts.
+    make_objective(resolved.run, resolved.model)
     sys.exit(start_ranks(MODULE, arguments, nproc=ranks, source=source, accelerator=accelerator))

@@ -48,6 +48,11 @@ def test_config_commands_have_an_example(name) -> None:
     assert f"Example: ds-engine config {name}" in call("config", name, "--help").output
 
 
+@pytest.mark.parametrize("name", [*COMMANDS, "tokenizer train"])
+def test_every_command_has_an_example_of_itself(name) -> None:
+    assert f"Example: ds-engine {name}" in call(*name.split(), "--help").output
+
+
 def test_check_prints_what_the_run_means(run_file) -> None:
     result = call("config", "check", run_file, "--world-size", "4")
     assert result.exit_code == 0

@@ -268,3 +268,12 @@ def test_a_new_run_needs_the_weights_that_it_starts_from(tmp_path, monkeypatch) 
     # A run that goes on has its own.
     (tmp_path / "runs/test/checkpoints/step_00000001").mkdir(parents=True)
     check_files(run)
+
+
+def test_a_decoder_too_small_for_its_encoder_is_warned_of() -> None:
+    for length, warned in ((None, False), (120, False), (114, False), (112, True), (24, True)):
+        changes = {"data.sequence_length": 512, "data.decoder_sequence_length": length}
+        warnings = checked("t5", changes).warnings
+        told = [text for text in warnings if text.startswith("data.decoder_sequence_length")]
+        assert bool(told) == warned
+        assert all("use 120, or lower data.sequence_length" in text for text in told)

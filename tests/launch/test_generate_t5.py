@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import cli as group
+from launch.options import read_lines
 from tests.launch.test_generate_eval import in_world
 from tests.launch.untrained import model_section, write_run
 
@@ -72,3 +73,36 @@ def test_beams_that_cannot_be_are_refused(runs: Path, more: list[str], text: str
     found = CliRunner().invoke(group, words)
     assert found.exit_code == 2
     assert text in found.output
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (["--top-k", "5"], "--temperature above 0 only"),
+        (["--top-p", "0.9"], "--temperature above 0 only"),
+        (["--eod", "</s>"], "--eod </s> has no effect"),
+    ],
+)
+def test_options_without_an_effect_are_refused(runs: Path, more: list[str], text: str) -> None:
+    words = ["generate", "--checkpoint", str(runs / "t5"), "--prompt", "a", *more]
+    found = CliRunner().invoke(group, words)
+    assert found.exit_code == 2
+    assert text in found.output
+
+
+@pytest.mark.parametrize(("command", "option"), [("generate", "prompt"), ("fill-mask", "text")])
+def test_a_file_of_texts_that_is_not_utf8_is_refused(
+    runs: Path, tmp_path: Path, command: str, option: str
+) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    words = [command, "--checkpoint", str(runs / "t5"), f"--{option}-file"]
+    found = CliRunner().invoke(group, [*words, str(tmp_path / "latin.txt")])
+    assert found.exit_code == 3
+    assert "latin.txt is not UTF-8 (byte 3)" in found.output
+
+
+def test_the_lines_of_a_file_of_texts(tmp_path: Path) -> None:
+    file = tmp_path / "texts.txt"
+    for content, lines in ((b"", []), (b"a\x0bb\r\n\nc\n", ["a\x0bb", "", "c"]), (b"\n", [""])):
+        file.write_bytes(content)
+        assert read_lines(file) == lines

@@ -145,7 +145,8 @@ def test_baselines_of_bert_are_below_those_of_all_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Masked words and sentence pairs have their own, and the accuracy that of its labels."""
-    settings = settings_of("bert", tmp_path, "data.sequence_length=64", prepare_only=True)
+    pairs = ("model.sentence_head=true", "data.objective.sentence=sentence_order")
+    settings = settings_of("bert", tmp_path, "data.sequence_length=64", *pairs, prepare_only=True)
     assert run_quickstart(settings) == 0
     resolved = check_run(load_run(settings.run_file, settings.settings), 1, "")
     found = validation_baselines(resolved)
@@ -278,7 +279,7 @@ def test_the_whole_road_on_the_users_text(tmp_path: Path) -> None:
     ("family", "shown", "again"),
     [
         ("t5", ("filled in", "    wrote: ", "nats per token"), "generate --checkpoint"),
-        ("bert", ("guessed", "[MASK]", "nats per masked token"), "fill-mask --checkpoint"),
+        ("bert", ("guessed", "[MASK]", "nats per token"), "fill-mask --checkpoint"),
     ],
 )
 def test_the_whole_road_of_the_other_families(

@@ -28,6 +28,7 @@ from tests.launch.tiny import (
     started,
     wait_until,
 )
+from tests.launch.untrained import model_section
 from tests.worlds import run_world
 
 
@@ -156,6 +157,13 @@ def test_what_cannot_work_is_refused_before_any_process_starts(home: Path) -> No
     text, _ = refused(home, run, "--nproc", "2")
     assert "data.train.0.path = data/missing: no file data/missing.bin and data/missing.idx" in text
     assert "ds-engine preprocess" in text
+
+    run = run_object()
+    run["model"] = model_section("t5")
+    run["checkpoint"]["directory"] = "runs/never"
+    text, _ = refused(home, run, "--nproc", "2")
+    assert "the tokenizer has no pad token" in text
+    assert "(rank" not in text
     assert set((home / "runs").iterdir()) == before
     assert not processes_in(home)
 

@@ -117,11 +117,10 @@ def bert_config(dropout: float = 0.0) -> BertConfig:
 
 
 def roberta_config(dropout: float = 0.0) -> BertConfig:
-    """Pre-norm, no token types, no sentence head, own output matrix; rotary positions."""
+    """Pre-norm, no token types, no sentence head, own output matrix."""
     return replace(
         bert_config(dropout),
         norm_first=True,
-        position=PositionConfig(type="rotary", rotary_fraction=0.5, rotary_interleaved=True),
         num_token_types=0,
         sentence_head=False,
         tie_embeddings=False,
@@ -143,5 +142,10 @@ FAMILIES = {
     "roberta_dropout": Family("roberta_dropout", "models.bert", roberta_config(0.1)),
     "classify_dropout": Family(
         "classify_dropout", "models.bert", replace(bert_config(0.1), num_labels=3)
+    ),
+    "bert_rotary_dropout": Family(
+        "bert_rotary_dropout",
+        "models.bert",
+        replace(bert_config(0.1), position=PositionConfig(type="rotary", rotary_fraction=0.5)),
     ),
 }

@@ -59,7 +59,13 @@ VARIANT_LAYOUTS = [
     Layout(tensor=2, sequence=True, pipeline=2, micro=1),
     Layout(tensor=2, data=2, zero=3),
 ]
-VARIANTS = ["t5_11_dropout", "t5_learned_dropout", "roberta_dropout", "classify_dropout"]
+VARIANTS = [
+    "t5_11_dropout",
+    "t5_learned_dropout",
+    "roberta_dropout",
+    "bert_rotary_dropout",
+    "classify_dropout",
+]
 PLAIN_LAYOUTS = [
     Layout(micro=4),
     Layout(tensor=2, sequence=True, recompute=2),
