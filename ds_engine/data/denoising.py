@@ -304,7 +304,7 @@ class Denoising(ABC):
         if not have:
             raise ConfigError(
                 "the tokenizer has no sentinels (<extra_id_0>, <extra_id_1>, ...), which stand for "
-                "removed spans; train one with `ds-engine tokenizer --kind t5`, or name the "
+                "removed spans; train one with `ds-engine tokenizer train --kind t5`, or name the "
                 "pattern of yours in data.objective.special_tokens.sentinels"
             )
         words = np.zeros(self.raw_length, dtype=np.uint64)
@@ -315,5 +315,5 @@ class Denoising(ABC):
                 f"{self.encoder_length} and data.decoder_sequence_length = {self.decoder_length} "
                 f"hold, is cut into {need} spans, but the tokenizer has only {have} sentinels; "
                 "raise mean_span_length, lower noise_density or the lengths, or use a tokenizer "
-                "with more sentinels (`ds-engine tokenizer --kind t5`)"
+                "with more sentinels (`ds-engine tokenizer train --kind t5`)"
             )

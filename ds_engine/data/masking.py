@@ -101,7 +101,7 @@ def require_id(ids: SpecialIds, name: str) -> int:
         raise ConfigError(
             f"the tokenizer has no {name} token, which BERT's rows need; "
             f"name it in data.objective.special_tokens.{name}, or make a tokenizer that has "
-            "them all: ds-engine tokenizer --kind wordpiece"
+            "them all: ds-engine tokenizer train --kind wordpiece"
         )
     return found
 
@@ -152,8 +152,8 @@ class Masker:
                 raise ConfigError(
                     "whole_word = true needs a tokenizer that marks the tokens inside a word (as "
                     "wordpiece's ##ing does), one mark for each of its "
-                    f"{vocab_size} words; set whole_word to false or use ds-engine tokenizer "
-                    "--kind wordpiece"
+                    f"{vocab_size} words; set whole_word to false or use "
+                    "ds-engine tokenizer train --kind wordpiece"
                 )
             self._begins_word = ~ids.continues_word
         self._options = options

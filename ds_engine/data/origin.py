@@ -27,6 +27,22 @@ def refuse_classes(data: IndexedDataset) -> None:
         )
 
 
+def refuse_records(data: IndexedDataset) -> None:
+    """Refuse data for an objective that reads documents as running text.
+
+    Raises:
+        DataError: the documents are records of several fields.
+    """
+    refuse_classes(data)
+    fields = _fields(data)
+    if fields:
+        raise DataError(
+            f"{data.prefix} was written with --fields {fields}: its documents are records and no "
+            'running text; set data.objective.type to "text_to_text" (family t5), or write the '
+            "data again without --fields"
+        )
+
+
 def refuse_fields(data: IndexedDataset) -> None:
     """Refuse data for an objective that reads the sequences of a document as its sentences.
 
@@ -34,13 +50,19 @@ def refuse_fields(data: IndexedDataset) -> None:
         DataError: they are fields of a record.
     """
     refuse_classes(data)
-    fields = _report(data).get("fields")
-    if isinstance(fields, list) and fields:
+    fields = _fields(data)
+    if fields:
         raise DataError(
-            f"{data.prefix} was written with --fields {','.join(map(str, fields))}, and fields are "
+            f"{data.prefix} was written with --fields {fields}, and fields are "
             "no sentences; write the data with ds-engine preprocess --split-sentences, or set "
             'data.objective.sentence to "none"'
         )
+
+
+def _fields(data: IndexedDataset) -> str:
+    """The names of the fields, separated by commas; empty for text."""
+    fields = _report(data).get("fields")
+    return ",".join(map(str, fields)) if isinstance(fields, list) else ""
 
 
 def _report(data: IndexedDataset) -> dict[str, object]:

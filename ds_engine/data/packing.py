@@ -200,7 +200,7 @@ def required_id(ids: SpecialIds, name: str) -> int:
     if value is None:
         raise ConfigError(
             f"the tokenizer has no {name} token, which this objective needs; name it in "
-            f"data.objective.special_tokens.{name}, or train a tokenizer with `ds-engine tokenizer "
-            "--kind t5`"
+            f"data.objective.special_tokens.{name}, or train a tokenizer with "
+            "`ds-engine tokenizer train --kind t5`"
         )
     return value

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ds_engine.data.indexed import IndexedDataset
-from ds_engine.data.origin import refuse_classes
+from ds_engine.data.origin import refuse_records
 from ds_engine.errors import DataError
 
 IntArray = npt.NDArray[np.int64]
@@ -256,4 +256,4 @@ def _check(data: IndexedDataset, sequence_length: int) -> None:
             f"{data.prefix} holds no token ({data.num_documents} empty documents): nothing to "
             "train on"
         )
-    refuse_classes(data)
+    refuse_records(data)

@@ -135,6 +135,11 @@ class StageModule(PipelineModule):
                     parameter.ds_pipe_replicated = self.global_rank != ranks[0]
         return groups
 
+    def _synchronize_tied_weights(self) -> None:
+        # Else torch warns of the gradient of this broadcast, which nobody asks for.
+        with torch.no_grad():
+            super()._synchronize_tied_weights()
+
     def _copies(self, stages: list[int]) -> Iterator[list[int]]:
         """For each place in the other axes, its ranks on the given stages."""
         topology = self._topo

@@ -42,6 +42,14 @@ def test_classes_are_no_words(tmp_path, objective):
             use()
 
 
+@pytest.mark.parametrize("name", ["causal", "masked", "spans"])
+def test_records_are_no_running_text(tmp_path, name):
+    data, objective = write(tmp_path, fields=["input", "target"]), OBJECTIVES[name]
+    for use in (lambda: objective.samples(data, seed=1), lambda: objective.validation(data)):
+        with pytest.raises(DataError, match=r"--fields input,target: .*text_to_text"):
+            use()
+
+
 def test_fields_are_no_sentences(tmp_path):
     data = write(tmp_path, fields=["input", "target"], label=None)
     with pytest.raises(DataError, match=r"--fields input,target.*--split-sentences"):

@@ -281,7 +281,7 @@ def test_missing_and_too_few_sentinels_are_refused():
         ids = SpecialIds(pad=0, eos=1, start=3, sentinels=SENTINELS[:count])
         return SpanCorruption(encoder_length=512, decoder_length=128, ids=ids, seed=1, **options)
 
-    with pytest.raises(ConfigError, match="ds-engine tokenizer --kind t5"):
+    with pytest.raises(ConfigError, match="ds-engine tokenizer train --kind t5"):
         make(0)
     with pytest.raises(ConfigError, match=r"into 28 spans.* only 27 sentinels; raise mean_span"):
         make(27)
