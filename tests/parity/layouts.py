@@ -137,6 +137,11 @@ def layout_body(rank: int, family: str, layout: Layout) -> Any:
     return trace if rank == 0 else None
 
 
+def layouts_body(rank: int, families: tuple[str, ...], layout: Layout) -> dict[str, Any]:
+    """Train several families in one world, one after the other: a world costs as much as each."""
+    return {family: layout_body(rank, family, layout) for family in families}
+
+
 def reference_body(rank: int, family: str) -> Any:
     """The same training in one plain process, all samples in micro-batches of four."""
     from ds_engine.parallel.tensor_parallel import TensorParallel
