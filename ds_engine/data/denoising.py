@@ -32,7 +32,6 @@ from ds_engine.data.packing import (
     encoder_decoder_row,
     join_until_fits,
     longest_example,
-    required_id,
     slack,
 )
 from ds_engine.data.samples import Sample, SequentialSamples, ShuffledSamples
@@ -136,9 +135,9 @@ class Denoising(ABC):
         Raises:
             ConfigError: an id is missing, the lengths are too small or sentinels too few.
         """
-        required_id(self.ids, "pad")
-        required_id(self.ids, "eos")
-        required_id(self.ids, "start")
+        self.ids.require("pad", kind="t5")
+        self.ids.require("eos", kind="t5")
+        self.ids.require("start", kind="t5")
         if self.raw_length < 2:
             raise ConfigError(
                 f"data.sequence_length = {self.encoder_length} and data.decoder_sequence_length = "
@@ -182,7 +181,7 @@ class Denoising(ABC):
 
     def empty(self) -> Sample:
         """A sample without tokens."""
-        pad = required_id(self.ids, "pad")
+        pad = self.ids.require("pad", kind="t5")
         return Sample(np.full(self.raw_length, pad, dtype=np.int64), np.zeros(0, np.int64), 0)
 
     def __call__(self, sample: Sample, number: int) -> Row:
@@ -212,8 +211,8 @@ class Denoising(ABC):
             self._side(text[removed], spans.removed, spans, sentinels, len(lengths), None),
             encoder_length=self.encoder_length,
             decoder_length=self.decoder_length,
-            pad=required_id(self.ids, "pad"),
-            start=required_id(self.ids, "start"),
+            pad=self.ids.require("pad", kind="t5"),
+            start=self.ids.require("start", kind="t5"),
         )
 
     def _examples(self, sample: Sample, costs: IntArray) -> tuple[IntArray, IntArray]:
@@ -272,7 +271,7 @@ class Denoising(ABC):
         ends = np.cumsum(lengths)
         out = np.empty(int(lengths.sum()), dtype=np.int64)
         free = np.ones(len(out), dtype=np.bool_)
-        out[ends - 1] = required_id(self.ids, "eos")
+        out[ends - 1] = self.ids.require("eos", kind="t5")
         free[ends - 1] = False
         if mode_id is not None:
             out[ends - lengths] = mode_id

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ds_engine.data.indexed import IndexedDataset
-from ds_engine.data.masking import Masker, MaskingOptions, masking_random, require_id
+from ds_engine.data.masking import Masker, MaskingOptions, masking_random
 from ds_engine.data.objective import Row, SpecialIds
 from ds_engine.data.packing import document_lengths, join_until_fits, place, slack
 from ds_engine.data.samples import Sample, SequentialSamples, ShuffledSamples
@@ -46,7 +46,7 @@ class BertIds(NamedTuple):
         Raises:
             ConfigError: it has not got them all.
         """
-        return cls(*(require_id(ids, name) for name in cls._fields))
+        return cls(*(ids.require(name, kind="wordpiece") for name in cls._fields))
 
 
 def check_length(sequence_length: int) -> None:

@@ -90,22 +90,6 @@ def uniform(random: np.random.Philox, size: int) -> npt.NDArray[np.float64]:
     return (random.random_raw(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def require_id(ids: SpecialIds, name: str) -> int:
-    """Return a special token of BERT's rows.
-
-    Raises:
-        ConfigError: the tokenizer has no such token.
-    """
-    found: int | None = getattr(ids, name)
-    if found is None:
-        raise ConfigError(
-            f"the tokenizer has no {name} token, which BERT's rows need; "
-            f"name it in data.objective.special_tokens.{name}, or make a tokenizer that has "
-            "them all: ds-engine tokenizer train --kind wordpiece"
-        )
-    return found
-
-
 class Masker:
     """Chooses and masks the tokens of a row.
 
@@ -132,7 +116,7 @@ class Masker:
             ConfigError: no mask token, an id outside the vocabulary, no ordinary word, or whole
                 words from a tokenizer that does not say which tokens continue a word.
         """
-        self._mask_id = require_id(ids, "mask")
+        self._mask_id = ids.require("mask", kind="wordpiece")
         named = (ids.pad, ids.eos, ids.start, ids.mask, ids.cls, ids.sep)
         special = {*ids.special, *ids.sentinels, *(one for one in named if one is not None)}
         outside = sorted(one for one in special if not 0 <= one < vocab_size)

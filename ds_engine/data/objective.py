@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ds_engine.data.indexed import IndexedDataset
+from ds_engine.errors import ConfigError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -115,3 +116,22 @@ class SpecialIds:
     sentinels: tuple[int, ...] = ()
     special: frozenset[int] = frozenset()
     continues_word: npt.NDArray[np.bool_] | None = None
+
+    def require(self, name: str, *, kind: str) -> int:
+        """An id that an objective cannot do without.
+
+        Args:
+            name: of the attribute.
+            kind: of tokenizer that has all that the objective needs, for the message.
+
+        Raises:
+            ConfigError: the tokenizer has no such token.
+        """
+        found: int | None = getattr(self, name)
+        if found is None:
+            raise ConfigError(
+                f"the tokenizer has no {name} token, which this objective needs; name it in "
+                f"data.objective.special_tokens.{name}, or train a tokenizer with "
+                f"`ds-engine tokenizer train --kind {kind}`"
+            )
+        return found

@@ -17,9 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ds_engine.data.objective import Row, SpecialIds
+from ds_engine.data.objective import Row
 from ds_engine.data.samples import Sample
-from ds_engine.errors import ConfigError
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -188,19 +187,3 @@ def encoder_decoder_row(
     decoder_tokens[1:][real[1:]] = labels[:-1][real[1:]]
     decoder_tokens[real & (positions == 0)] = start
     return Row((*encoder, decoder_tokens, positions, segments), (labels, real.astype(np.float32)))
-
-
-def required_id(ids: SpecialIds, name: str) -> int:
-    """Return an id that an encoder-decoder objective cannot do without.
-
-    Raises:
-        ConfigError: the tokenizer has none.
-    """
-    value: int | None = getattr(ids, name)
-    if value is None:
-        raise ConfigError(
-            f"the tokenizer has no {name} token, which this objective needs; name it in "
-            f"data.objective.special_tokens.{name}, or train a tokenizer with "
-            "`ds-engine tokenizer train --kind t5`"
-        )
-    return value

@@ -14,7 +14,7 @@ import numpy as np
 from ds_engine.data.indexed import IndexedDataset
 from ds_engine.data.objective import Row, SpecialIds
 from ds_engine.data.origin import refuse_classes
-from ds_engine.data.packing import BoolArray, IntArray, encoder_decoder_row, required_id
+from ds_engine.data.packing import BoolArray, IntArray, encoder_decoder_row
 from ds_engine.data.samples import RandomOrder
 from ds_engine.errors import ConfigError, DataError
 
@@ -64,7 +64,7 @@ class TextToText:
             ConfigError: an id is missing or a length leaves no room for a token and EOS.
         """
         for name in ("pad", "eos", "start"):
-            required_id(self.ids, name)
+            self.ids.require(name, kind="t5")
         for key, length in (
             ("sequence_length", self.encoder_length),
             ("decoder_sequence_length", self.decoder_length),
@@ -92,7 +92,7 @@ class TextToText:
 
     def empty(self) -> TextPair:
         """A sample without tokens."""
-        return TextPair(np.array([required_id(self.ids, "pad")], dtype=np.int64), 0)
+        return TextPair(np.array([self.ids.require("pad", kind="t5")], dtype=np.int64), 0)
 
     def __call__(self, sample: TextPair, number: int) -> Row:
         """Return the row of an example; ``number`` has no effect."""
@@ -106,8 +106,8 @@ class TextToText:
             (targets, np.array([len(targets)][:count], dtype=np.int64)),
             encoder_length=self.encoder_length,
             decoder_length=self.decoder_length,
-            pad=required_id(self.ids, "pad"),
-            start=required_id(self.ids, "start"),
+            pad=self.ids.require("pad", kind="t5"),
+            start=self.ids.require("start", kind="t5"),
         )
 
     def replaced(self, last: IntArray) -> BoolArray:
@@ -157,7 +157,7 @@ class TextPairs:
         ids = self._tokens[begin:end].astype(np.int64)
         if len(ids) and self._objective.replaced(ids[-1:])[0]:
             ids = ids[:-1]
-        return np.append(ids[: limit - 1], required_id(self._objective.ids, "eos"))
+        return np.append(ids[: limit - 1], self._objective.ids.require("eos", kind="t5"))
 
     def _check_lengths(
         self, prefix: str, field: int, name: Literal["input", "target"], limit: int

@@ -219,3 +219,8 @@ def evaluation(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters lie."""
+    return next(model.parameters()).device

@@ -22,6 +22,7 @@ from ds_engine.inference.decoding import (
     check_together,
     check_words,
     decode,
+    device_of,
     evaluation,
     vocab_size,
 )
@@ -72,7 +73,7 @@ def generate_from(
         lambda: _checked(sources, settings, tp, words, start_id, limits),
         (settings, start_id),
         tp,
-        _device(model),
+        device_of(model),
     )
     if not rows:
         return []
@@ -104,7 +105,7 @@ def generate_beams_from(
         check_beams(settings, beams, words)
         return _checked(sources, settings, tp, words, start_id, limits)
 
-    rows = check_together(check, (settings, beams, start_id), tp, _device(model))
+    rows = check_together(check, (settings, beams, start_id), tp, device_of(model))
     if not rows:
         return []
     with evaluation(model):
@@ -133,7 +134,7 @@ class SourceReader:
         self._model = model
         # The last word is never read again, so the start takes its place.
         self._cache = EncoderDecoderCache(len(sources), max_new_tokens)
-        device = _device(model)
+        device = device_of(model)
         first = torch.zeros(len(sources), 1, dtype=torch.long, device=device)
         samples = torch.arange(len(sources), device=device)
         source = right_padded(sources, device)
@@ -153,10 +154,6 @@ class SourceReader:
         """See ``Reader``."""
         self._cache.reorder(rows)
         self._inputs = tuple(part.index_select(0, rows) for part in self._inputs)
-
-
-def _device(model: SequentialModel) -> torch.device:
-    return next(model.parameters()).device
 
 
 def _checked(

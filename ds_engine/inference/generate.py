@@ -22,6 +22,7 @@ from ds_engine.inference.decoding import (
     check_together,
     check_words,
     decode,
+    device_of,
     evaluation,
     vocab_size,
 )
@@ -81,7 +82,7 @@ def generate(
         lambda: _checked(prompts, settings, tp, vocab_size(model), max_sequence_length),
         settings,
         tp,
-        _device(model),
+        device_of(model),
     )
     if not rows:
         return []
@@ -109,7 +110,7 @@ def generate_beams(
         check_beams(settings, beams, vocab_size(model))
         return _checked(prompts, settings, tp, vocab_size(model), max_sequence_length)
 
-    rows = check_together(check, (settings, beams), tp, _device(model))
+    rows = check_together(check, (settings, beams), tp, device_of(model))
     if not rows:
         return []
     with evaluation(model):
@@ -133,7 +134,7 @@ class PromptReader:
         self._model = model
         # The last new word is never read again, so this is one position more than can be needed.
         self._cache = KVCache(len(prompts), max(map(len, prompts)) + max_new_tokens)
-        self._inputs: tuple[Tensor, ...] = left_padded(prompts, _device(model))
+        self._inputs: tuple[Tensor, ...] = left_padded(prompts, device_of(model))
 
     def read(self, tokens: Tensor | None) -> Tensor:
         """See ``Reader``."""
@@ -147,10 +148,6 @@ class PromptReader:
         """See ``Reader``."""
         self._cache.reorder(rows)
         self._inputs = tuple(part.index_select(0, rows) for part in self._inputs)
-
-
-def _device(model: SequentialModel) -> torch.device:
-    return next(model.parameters()).device
 
 
 def _checked(
